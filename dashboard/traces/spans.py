@@ -21,6 +21,12 @@ def spans(trace: Trace, step: int) -> Spans:
     return {row.rank: np.frombuffer(bytes(row.data), SPAN) for row in rows}
 
 
+def groups(trace: Trace, step: int) -> dict[int, list[str]]:
+    """rank -> process group of each of its collectives in a step, by start; [] where they are not named."""
+    rows = trace.spans.filter(step=step).values_list("rank", "names__groups")
+    return {rank: named or [] for rank, named in rows}
+
+
 def step_of(trace: Trace, step: int) -> Step:
     """A step of the trace, with the run's layout if its spec was exported with it."""
     layout = Layout.of(trace.trained) if trace.trained else None

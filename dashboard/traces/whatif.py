@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,7 +19,8 @@ from dashboard.runs.whatif_form import ChangeForm
 from dashboard.runs.whatif_replay import Times
 from dashboard.runs.whatif_words import check, effect, gain_text, speedup
 from parallel_core.analysis.quantities import ns_text, significant
-from parallel_core.simulate.imported import replayed
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.imported import Groups, named, replayed
 from parallel_core.simulate.replay import FREE
 
 IDEAS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -38,7 +40,7 @@ class WhatIf:
     why_not: str = ""
     form: forms.Form | None = None
     known: str = ""
-    """What was recovered of a pipeline, and how certain that is; '' for other jobs."""
+    """What was recovered of a pipeline, and how certain that is; for other jobs whether their collectives are."""
     sentence: str = ""
     check: str = ""
     foot: str = (
@@ -50,22 +52,24 @@ class WhatIf:
     chart: Chart | None = None
 
 
-def whatif(found: Step, step: int, given: Mapping[str, Any]) -> WhatIf:
-    """The what-if of one step; `given` = the page's query."""
+def whatif(found: Step, step: int, given: Mapping[str, Any], groups: Groups | None = None) -> WhatIf:
+    """The what-if of one step; `given` = the page's query, `groups` = the process groups of its collectives."""
     form = ChangeForm(given, len(found.spans))
+    replay = partial(replayed, found.spans, groups=groups)
     try:
-        unchanged = length(replayed(found.spans))
-        ideas = _ideas(found, step, unchanged)
-        made = replayed(found.spans, *form.factors()) if form.is_valid() else None
+        unchanged = length(replay())
+        ideas = _ideas(replay, len(found.spans) == 1, step, unchanged)
+        made = replay(*form.factors()) if form.is_valid() else None
     except ValueError as error:
         return WhatIf(f"No what-if of this step: {error}.")
-    measured = length(found.spans)
+    measured, known = length(found.spans), _rough(found, groups)
     said = check(unchanged, measured)
     if made is None:
-        return WhatIf(form=form, check=said, ideas=ideas, times=Times(measured, unchanged, None))
+        return WhatIf(form=form, known=known, check=said, ideas=ideas, times=Times(measured, unchanged, None))
     took = length(made)
     return WhatIf(
         form=form,
+        known=known,
         sentence=_sentence(form, measured, took),
         check=said,
         ideas=ideas,
@@ -74,13 +78,26 @@ def whatif(found: Step, step: int, given: Mapping[str, Any]) -> WhatIf:
     )
 
 
-def _ideas(found: Step, step: int, measured: int) -> list[dict[str, Any]]:
+def _rough(found: Step, groups: Groups | None) -> str:
+    """That it is not known which collectives meet; '' where it is, or nothing can meet."""
+    meets = len(found.spans) > 1 and any((rows["kind"] == Kind.BUCKET).any() for rows in found.spans.values())
+    return _ROUGHLY if meets and not named(found.spans, groups or {}) else ""
+
+
+_ROUGHLY = (
+    "Roughly: nothing names the process groups of its collectives, so the first of one rank is taken for the first of "
+    "all ranks, and so on."
+)
+
+
+def _ideas(replay: Callable[..., dict[int, Any]], alone: bool, step: int, measured: int) -> list[dict[str, Any]]:
+    """The gain of each of IDEAS; without those about links for a rank that is `alone`."""
     out = []
     for words, asked in IDEAS:
         form = ChangeForm(asked, 2)
-        if (len(found.spans) == 1 and "links" in asked) or not form.is_valid():
+        if (alone and "links" in asked) or not form.is_valid():
             continue
-        took = length(replayed(found.spans, *form.factors()))
+        took = length(replay(*form.factors()))
         said = gain_text(speedup(measured, took))
         idea = {"words": words, "address": urlencode({"step": step, **asked}), "asked": asked}
         out.append(idea | {"step": ns_text(took), "ns": took, "gain": said})

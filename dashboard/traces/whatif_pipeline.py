@@ -17,12 +17,12 @@ from dashboard.runs.whatif_words import check, sentence
 from dashboard.traces import whatif as plain
 from dashboard.traces import whatif_recorded as recorded
 from dashboard.traces.models import Trace
-from dashboard.traces.spans import device_of, step_of
+from dashboard.traces.spans import device_of, groups, step_of
 from dashboard.traces.whatif import DRAWN_RANKS, WhatIf
 from parallel_core.analysis.quantities import ns_text, plural_text
 from parallel_core.schedule.ir import Schedule
 from parallel_core.schedule.traits import CUSTOM, TRAITS
-from parallel_core.simulate.imported import MOST_SPANS
+from parallel_core.simulate.imported import MOST_SPANS, Groups
 from parallel_core.simulate.recovered import overtaken
 from parallel_core.simulate.recovered_replay import MOST_OFF, Recovered
 from parallel_core.simulate.replay import Change, Replay
@@ -40,20 +40,29 @@ def of_trace(trace: Trace, step: int, given: Mapping[str, Any]) -> WhatIf:
     found = step_of(trace, step)
     if trace.trained is not None:
         return recorded.whatif(found, step, given, trace.trained)
-    return whatif(found, step, given, device_of(trace), trace.counted(step))
+    return whatif(found, step, given, device_of(trace), trace.counted(step), groups(trace, step))
 
 
-def whatif(found: Step, step: int, given: Mapping[str, Any], device: DeviceKind, by_messages: bool = False) -> WhatIf:
+def whatif(
+    found: Step,
+    step: int,
+    given: Mapping[str, Any],
+    device: DeviceKind,
+    by_messages: bool = False,
+    named: Groups | None = None,
+) -> WhatIf:
     """The what-if of a step without a spec.
 
     `given` = the page's query, `device` = the kind of device it ran on, `by_messages`: stages and micro-batches were
-    inferred from messages, not named.
+    inferred from messages, not named; `named` = the process groups of its collectives.
     """
     try:
         pipeline = Recovered.of(found.spans, device) if found.total <= MOST_SPANS else None
     except ValueError as error:
         return WhatIf(f"No what-if of this step: {error}.")
-    return plain.whatif(found, step, given) if pipeline is None else _of_pipeline(pipeline, step, given, by_messages)
+    if pipeline is None:
+        return plain.whatif(found, step, given, named)
+    return _of_pipeline(pipeline, step, given, by_messages)
 
 
 def _of_pipeline(found: Recovered, step: int, given: Mapping[str, Any], by_messages: bool) -> WhatIf:

@@ -2,8 +2,9 @@
 
 Nothing is known of the job but its spans, so dependencies are inferred. A span depends on the one that ended last on
 its rank before it, and starts as long after that as measured (host time is kept), but never before the previous span of
-its lane ends. The k-th collective of one rank is the k-th of every rank: it lasts from the arrival of the last rank,
-for as long as measured from then on. Without changes every span keeps its measured time.
+its lane ends. The k-th collective of a process group is the same on each of its ranks: it lasts from the arrival of the
+last rank, for as long as measured from then on. Where a trace does not name groups, the k-th collective of one rank is
+taken for the k-th of every rank. Without changes every span keeps its measured time.
 
 A trace does not say which message a pipeline rank waited for, so pipelines are refused.
 """
@@ -11,7 +12,8 @@ A trace does not say which message a pipeline rank waited for, so pipelines are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +25,8 @@ from parallel_core.schedule.ir import P2P, Kind
 MOST_SPANS = 40_000
 """Most spans: walking through more takes seconds."""
 Spans = Mapping[int, NDArray[np.void]]
+Groups = Mapping[int, Sequence[str]]
+"""Rank -> process group of each of its collectives (BUCKET), by start."""
 _NONE = -1
 _OF_HOST = (Kind.DATA, Kind.SETUP)
 """Kinds that a faster device does not speed up."""
@@ -40,21 +44,59 @@ class _Rank:
     ahead: list[int]
     """The previous row in its lane; -1: none, or not ended yet."""
     collective: list[int]
-    """Its number among the rank's collectives; -1: not a collective."""
+    """Its number among the collectives of the job; -1: not a collective."""
     starts: list[float]
     ends: list[float]
 
 
-def replayed(spans: Spans, links: float = 1.0, device: float = 1.0) -> dict[int, NDArray[np.void]]:
+def replayed(
+    spans: Spans, links: float = 1.0, device: float = 1.0, groups: Groups | None = None
+) -> dict[int, NDArray[np.void]]:
     """The spans with communication `links` and work `device` times as fast; ns from the start of the step.
 
-    Raises ValueError where that cannot be determined: a pipeline, too many spans, collectives that do not match.
+    `groups` that do not name the group of every collective are ignored (`named`). Raises ValueError where the result
+    cannot be determined: a pipeline, too many spans, collectives that do not match.
     """
     _check(spans)
     zero = step_start(spans)
-    ranks = {rank: _rank(rows[rows["kind"] != Kind.STEP], zero) for rank, rows in spans.items()}
-    _walk(ranks, _lags(ranks, zero), links, device)
+    ordered = {rank: _by_start(rows[rows["kind"] != Kind.STEP]) for rank, rows in spans.items()}
+    met = _numbers(ordered, groups if groups and named(spans, groups) else None)
+    ranks = {rank: _rank(rows, met[rank], zero) for rank, rows in ordered.items()}
+    _walk(ranks, _lags(ranks), links, device)
     return {rank: _moved(spans[rank], own, zero) for rank, own in ranks.items()}
+
+
+def named(spans: Spans, groups: Groups) -> bool:
+    """Whether `groups` has the process group of every collective of the spans."""
+    return all((rows["kind"] == Kind.BUCKET).sum() == len(groups.get(rank, ())) for rank, rows in spans.items())
+
+
+def _by_start(rows: NDArray[np.void]) -> NDArray[np.void]:
+    return rows[np.argsort(rows["start"], kind="stable")]
+
+
+def _numbers(ordered: Spans, groups: Groups | None) -> dict[int, list[int]]:
+    """[rank][k]: number of the rank's k-th collective, the same on all ranks that take part in it.
+
+    Raises ValueError where ranks of a group have different numbers of its collectives.
+    """
+    many = {rank: int((rows["kind"] == Kind.BUCKET).sum()) for rank, rows in ordered.items()}
+    own = {rank: groups[rank] if groups else [""] * count for rank, count in many.items()}
+    counts = {rank: Counter(said) for rank, said in own.items()}
+    for group in sorted({group for said in own.values() for group in said}):
+        here = {rank: said[group] for rank, said in counts.items() if group in said or not groups}
+        if len(set(here.values())) > 1:
+            listed = ", ".join(f"rank {rank} has {count}" for rank, count in sorted(here.items())[:4])
+            raise ValueError(f"not every rank took part in the same collectives: {listed}")
+    numbers: dict[tuple[str, int], int] = {}
+    out: dict[int, list[int]] = {}
+    for rank, said in own.items():
+        seen = Counter[str]()
+        out[rank] = []
+        for group in said:
+            out[rank].append(numbers.setdefault((group, seen[group]), len(numbers)))
+            seen[group] += 1
+    return out
 
 
 def _check(spans: Spans) -> None:
@@ -64,8 +106,8 @@ def _check(spans: Spans) -> None:
         raise ValueError("ranks send to each other, and a trace does not say which message a rank waited for")
 
 
-def _rank(rows: NDArray[np.void], zero: int) -> _Rank:
-    rows = rows[np.argsort(rows["start"], kind="stable")]
+def _rank(rows: NDArray[np.void], met: list[int], zero: int) -> _Rank:
+    """Returns the dependencies of rows sorted by start, whose collectives have the numbers `met`."""
     starts, ends = rows["start"] - zero, rows["end"] - zero
     by_end = np.argsort(ends, kind="stable")
     at = np.searchsorted(ends[by_end], starts, "right") - 1
@@ -74,7 +116,8 @@ def _rank(rows: NDArray[np.void], zero: int) -> _Rank:
     behind = np.where(behind < np.arange(len(rows)), behind, np.arange(len(rows)) - 1)
     since = np.where(behind >= 0, ends[np.maximum(behind, 0)], 0)
     talks = rows["kind"] == Kind.BUCKET
-    numbers = np.where(talks, np.cumsum(talks) - 1, _NONE)
+    numbers = np.full(len(rows), _NONE)
+    numbers[talks] = met
     count = len(rows)
     gaps, nothing = (starts - since).tolist(), [math.nan] * count
     return _Rank(rows, behind.tolist(), gaps, _ahead(starts, ends, talks), numbers.tolist(), nothing, nothing.copy())
@@ -89,17 +132,21 @@ def _ahead(starts: NDArray[np.int64], ends: NDArray[np.int64], talks: NDArray[np
     return out
 
 
-def _lags(ranks: Mapping[int, _Rank], zero: int) -> dict[int, list[int]]:
-    """[rank][collective]: ns from the arrival of the last rank to the end on this rank."""
-    own = {rank: one.rows[np.array(one.collective) >= 0] if len(one.rows) else one.rows for rank, one in ranks.items()}
-    if len({len(rows) for rows in own.values()}) > 1:
-        counts = ", ".join(f"rank {rank} has {len(rows)}" for rank, rows in sorted(own.items())[:4])
-        raise ValueError(f"not every rank took part in the same collectives: {counts}")
-    last = np.max([rows["start"] for rows in own.values()], axis=0)
-    return {rank: (rows["end"] - last).tolist() for rank, rows in own.items()}
+_Lags = Mapping[int, Mapping[int, int]]
+"""[collective][rank]: ns from the arrival of the last of its ranks to the end on this rank."""
 
 
-def _walk(ranks: Mapping[int, _Rank], lags: Mapping[int, list[int]], links: float, device: float) -> None:
+def _lags(ranks: Mapping[int, _Rank]) -> _Lags:
+    found: dict[int, dict[int, tuple[int, int]]] = {}
+    for rank, own in ranks.items():
+        for i, number in enumerate(own.collective):
+            if number >= 0:
+                found.setdefault(number, {})[rank] = int(own.rows["start"][i]), int(own.rows["end"][i])
+    last = {number: max(start for start, _ in times.values()) for number, times in found.items()}
+    return {number: {rank: end - last[number] for rank, (_, end) in times.items()} for number, times in found.items()}
+
+
+def _walk(ranks: Mapping[int, _Rank], lags: _Lags, links: float, device: float) -> None:
     """Sets the times of all rows: each rank advances until it needs a collective that others have not reached."""
     came: dict[int, dict[int, tuple[int, float]]] = {}
     at = dict.fromkeys(ranks, 0)
@@ -110,11 +157,11 @@ def _walk(ranks: Mapping[int, _Rank], lags: Mapping[int, list[int]], links: floa
             while at[rank] < len(own.rows) and _place(own, at[rank], device):
                 i, moving = at[rank], True
                 at[rank] += 1
-                if own.collective[i] >= 0:
-                    group = came.setdefault(own.collective[i], {})
+                if (number := own.collective[i]) >= 0:
+                    group = came.setdefault(number, {})
                     group[rank] = i, own.starts[i]
-                    if len(group) == len(ranks):
-                        _end(ranks, lags, group, own.collective[i], links)
+                    if len(group) == len(lags[number]):
+                        _end(ranks, lags[number], group, links)
     if any(at[rank] < len(own.rows) for rank, own in ranks.items()):
         raise ValueError("the collectives of the ranks wait for each other in a circle")
 
@@ -134,16 +181,12 @@ def _place(own: _Rank, i: int, device: float) -> bool:
 
 
 def _end(
-    ranks: Mapping[int, _Rank],
-    lags: Mapping[int, list[int]],
-    group: Mapping[int, tuple[int, float]],
-    number: int,
-    links: float,
+    ranks: Mapping[int, _Rank], lags: Mapping[int, int], group: Mapping[int, tuple[int, float]], links: float
 ) -> None:
-    """Sets the ends of a collective that all ranks have reached."""
+    """Sets the ends of a collective that all of its ranks have reached."""
     last = max(start for _, start in group.values())
     for rank, (i, start) in group.items():
-        lag = lags[rank][number]
+        lag = lags[rank]
         ranks[rank].ends[i] = max(start, last + (lag / links if lag > 0 else lag))
 
 

@@ -2,8 +2,8 @@
 limited.
 
 Prints a line of JSON now and then, {"read": bytes, "of": bytes}. Writes to OUT `report.json` and, for each rank and
-step, `<rank>-<step>.npy` with its SPAN rows and `<rank>-<step>.json` with the names of operators and kernels. Exit
-code EXIT_MEMORY: out of memory.
+step, `<rank>-<step>.npy` with its SPAN rows and `<rank>-<step>.json` with the names of operators and kernels, their
+numbers, and the process groups of its collectives. Exit code EXIT_MEMORY: out of memory.
 """
 
 from __future__ import annotations
@@ -133,7 +133,12 @@ def write(found: JobTrace, folder: Path) -> None:
     for rank, trace in found.ranks.items():
         for step, rows in trace.steps.items():
             np.save(folder / f"{rank}-{step}.npy", rows)
-            sequences = {"operators": trace.operations.get(step, []), "kernels": trace.kernels.get(step, [])}
+            sequences = {
+                "operators": trace.operations.get(step, []),
+                "kernels": trace.kernels.get(step, []),
+                "begun": trace.begun.get(step, {}),
+                "groups": trace.groups.get(step, []),
+            }
             (folder / f"{rank}-{step}.json").write_text(json.dumps(sequences))
     (folder / "report.json").write_text(json.dumps(report))
 

@@ -1,4 +1,9 @@
-"""Aligns the clocks of the hosts of a job by the ends of its collectives."""
+"""Aligns the clocks of the hosts of a job by the ends of its collectives.
+
+A collective ends at one moment for the ranks of its process group, and for no others: of a tensor-parallel group on a
+slow host it ends later than of one on a fast host. Without the names of groups, as in traces of Gloo, all ranks of the
+same stages are taken for one group.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,8 @@ SKEW_NS = 500_000
 """Clock differences up to this many ns are not corrected."""
 _Extents = dict[int, tuple[int, int]]
 """Step -> its begin and end."""
+_Ends = dict[str, NDArray[np.int64]]
+"""Process group ('': unknown) -> ends of its collectives, ascending."""
 
 
 def aligned(ranks: Mapping[int, RankTrace]) -> list[str]:
@@ -33,7 +40,8 @@ class _Clocks:
     def __init__(self, ranks: Mapping[int, RankTrace]) -> None:
         self.ranks, self.notes = ranks, list[str]()
         self.ends = {rank: _collective_ends(trace) for rank, trace in ranks.items()}
-        self.first = min((rank for rank, own in self.ends.items() if len(own)), default=min(ranks, default=0))
+        self.count = {rank: sum(map(len, own.values())) for rank, own in self.ends.items()}
+        self.first = min((rank for rank, many in self.count.items() if many), default=min(ranks, default=0))
         self.clocks: dict[int, str | int] = {rank: trace.host or rank for rank, trace in sorted(ranks.items())}
         self.compared = {self.clocks.get(self.first)}
         self.stages = _stages(ranks)
@@ -52,33 +60,50 @@ class _Clocks:
         """A rank whose clock is not yet compared, and one with the same collectives (`roughly`: with as many) whose
         clock is; None without any."""
         new, known = ([rank for rank, at in self.clocks.items() if (at in self.compared) == done] for done in (0, 1))
-        pairs = (
-            (rank, peer)
-            for rank in new
-            if len(self.ends[rank]) and (self.clocks[rank] in self.apart if roughly else self.stages[rank])
-            for peer in known
-            if roughly or self.stages[rank] == self.stages[peer]
-        )
-        return next(((rank, peer) for rank, peer in pairs if len(self.ends[rank]) == len(self.ends[peer])), None)
+        same = self._as_many if roughly else self._together
+        new = [rank for rank in new if self.count[rank] and (not roughly or self.clocks[rank] in self.apart)]
+        return next(((rank, peer) for rank in new for peer in known if same(rank, peer)), None)
+
+    def _as_many(self, rank: int, peer: int) -> bool:
+        return self.count[rank] == self.count[peer]
+
+    def _together(self, rank: int, peer: int) -> bool:
+        """Whether the ranks take part in the same collectives: of a group, or, if nothing names groups, of stages."""
+        if self._named(rank, peer):
+            return bool(self._shared(rank, peer))
+        return bool(self.stages[rank]) and self.stages[rank] == self.stages[peer] and self._as_many(rank, peer)
+
+    def _named(self, *ranks: int) -> bool:
+        """Whether the groups of all collectives of the ranks are known."""
+        return all("" not in self.ends[rank] for rank in ranks)
+
+    def _shared(self, rank: int, peer: int) -> list[str]:
+        """The groups whose collectives both ranks have, and as many of them."""
+        own, other = self.ends[rank], self.ends[peer]
+        return [group for group in own if group in other and len(own[group]) == len(other[group])]
 
     def _move(self, rank: int, peer: int, roughly: bool) -> None:
         """Moves the clock of `rank` to that of `peer`."""
-        skew = int(np.median(self.ends[rank] - self.ends[peer]))
+        shared = [] if roughly else self._shared(rank, peer)
+        apart = [self.ends[rank][group] - self.ends[peer][group] for group in shared]
+        apart = apart or [_all(self.ends[rank]) - _all(self.ends[peer])]
+        skew = int(np.median(np.concatenate(apart)))
         if abs(skew) <= SKEW_NS:
             return
         here = [other for other, clock in self.clocks.items() if clock == self.clocks[rank]]
         for moved in here:
             self.ranks[moved].move(-skew)
-            self.ends[moved] -= skew
+            self.ends[moved] = {group: ends - skew for group, ends in self.ends[moved].items()}
         way = "ahead" if skew > 0 else "behind"
-        far = f"{'roughly ' * roughly}{abs(skew) / 1e6:.3g} ms {way} of that of rank {peer}"
-        by = plural_text(len(self.ends[rank]), "collective")
-        other = ", which may be those of other stages" * roughly
+        other = ", which may be those of other stages" if roughly else ", whose groups nothing names"
+        other *= roughly or not self._named(rank, peer)
+        far = f"{'roughly ' * bool(other)}{abs(skew) / 1e6:.3g} ms {way} of that of rank {peer}"
+        by = plural_text(sum(map(len, apart)), "collective")
         self.notes.append(f"The clock of {_called(here)} is {far}; it was moved by the ends of {by}{other}.")
 
     def uncompared(self) -> list[str]:
         """Notes on ranks that have collectives, but none to align the clock by."""
-        left = [rank for rank, own in self.ends.items() if len(own) and self.clocks[rank] not in self.compared]
+        left = [rank for rank, many in self.count.items() if many and self.clocks[rank] not in self.compared]
         unnamed = [rank for rank in left if self._may_share(rank)]
         notes = [
             f"Rank {rank} has other collectives than rank {self.first}: their clocks were not compared."
@@ -96,13 +121,13 @@ class _Clocks:
 
     def _may_share(self, rank: int) -> bool:
         """Whether the rank may have the first one's collectives: as many, and nothing says that its stages differ."""
-        known = self.stages[rank] and self.stages[self.first]
-        return not known and len(self.ends[rank]) == len(self.ends[self.first])
+        known = self._named(rank, self.first) or (self.stages[rank] and self.stages[self.first])
+        return not known and self._as_many(rank, self.first)
 
     def silent(self) -> list[str]:
         """Notes which ranks, on other hosts than the first one, have no collective to align the clock by."""
         away = [rank for rank, trace in self.ranks.items() if trace.host and self.clocks[rank] not in self.compared]
-        silent = [rank for rank in away if self.ranks[self.first].host and not len(self.ends[rank])]
+        silent = [rank for rank in away if self.ranks[self.first].host and not self.count[rank]]
         where = f"On another host than rank {self.first}, and without a collective to tell by: {few_text(silent)}."
         return [f"{where} Their clocks were not compared."] if silent else []
 
@@ -149,6 +174,14 @@ def _meets(steps: _Extents, others: _Extents) -> bool:
     return not common or any(start < end and other < own for start, own, other, end in common)
 
 
-def _collective_ends(trace: RankTrace) -> NDArray[np.int64]:
-    rows = [rows["end"][rows["kind"] == Kind.BUCKET] for _, rows in sorted(trace.steps.items())]
-    return np.sort(np.concatenate(rows)) if rows else np.empty(0, np.int64)
+def _collective_ends(trace: RankTrace) -> _Ends:
+    steps = sorted(trace.steps)
+    ends = [trace.steps[step]["end"][trace.steps[step]["kind"] == Kind.BUCKET] for step in steps]
+    named = [trace.groups.get(step, [""] * len(own)) for step, own in zip(steps, ends, strict=True)]
+    groups = np.array([group for own in named for group in own], np.str_)
+    every = np.concatenate([np.empty(0, np.int64), *ends])
+    return {str(group): np.sort(every[groups == group]) for group in np.unique(groups)}
+
+
+def _all(ends: _Ends) -> NDArray[np.int64]:
+    return np.sort(np.concatenate(list(ends.values())))

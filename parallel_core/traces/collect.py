@@ -18,6 +18,9 @@ _GROUPS = {"host": HOST, "device": DEVICE, "launch": LAUNCH}
 LATEST = 9e15
 """Latest time in microseconds: as nanoseconds it fits into 63 bits."""
 _SENDS_AND_RECEIVES = "SendRecv"
+_BY_ARGUMENTS = "nccl"
+"""Part of the names of kernels whose arguments say what they do, and in which process group."""
+LONGEST_GROUP = 200
 
 EVENT = np.dtype([("name", "<i4"), ("thread", "<i4"), ("start", "<i8"), ("end", "<i8"), ("link", "<i8")])
 """`name` and `thread` are indices; times are ns. `link` of kernels and launches is the correlation id of the two, -1
@@ -51,9 +54,12 @@ class Collected:
 
     def __init__(self, events: Iterable[dict[str, Any]]) -> None:
         self.names: list[str] = []
+        """Name of each index; several of the same where process groups differ."""
+        self.groups: list[str] = []
+        """By name index: the process group of a kernel of NCCL, '' where nothing says it."""
         self.odd = 0
         """Number of events left out because of invalid times."""
-        self._name_of: dict[str, int] = {}
+        self._name_of: dict[tuple[str, str], int] = {}
         self._plain: dict[str, int] = {}
         """Event name -> index, for names that do not depend on the event's arguments."""
         self._threads: dict[tuple[str, str], int] = {}
@@ -90,13 +96,14 @@ class Collected:
 
     def _name(self, event: Mapping[str, Any], args: Any) -> int:
         """Returns the index of the event's name."""
-        called, name = _event_name(event, args), event.get("name", "")
-        known = self._name_of.setdefault(called, len(self.names))
+        called, group, name = _event_name(event, args), _group(event, args), event.get("name", "")
+        known = self._name_of.setdefault((called, group), len(self.names))
         if known == len(self.names):
             self.names.append(called)
+            self.groups.append(group)
         if event.get("cat") in COPIES:
             self._copies.add(known)
-        if isinstance(name, str) and _SENDS_AND_RECEIVES not in name:
+        if isinstance(name, str) and _BY_ARGUMENTS not in name:
             self._plain[name] = known
         return known
 
@@ -114,6 +121,14 @@ def _event_name(event: Mapping[str, Any], args: Any) -> str:
     name = printable(str(event.get("name", "")))[:LONGEST_NAME]
     way = args.get("Collective name") if isinstance(args, dict) and _SENDS_AND_RECEIVES in name else None
     return f"{name} {printable(way[:LONGEST_WAY])}" if isinstance(way, str) and way else name
+
+
+def _group(event: Mapping[str, Any], args: Any) -> str:
+    """The process group of a kernel: its name and its ranks, since groups of one name may exist on other ranks."""
+    if event.get("cat") != "kernel" or not isinstance(args, dict) or not args.get("Process Group Name"):
+        return ""
+    said = f"{args['Process Group Name']} {args.get('Process Group Ranks', '')}"
+    return printable(said.strip())[:LONGEST_GROUP]
 
 
 def printable(text: str) -> str:

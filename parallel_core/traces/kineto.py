@@ -9,7 +9,6 @@ computation, so they are BUCKET spans: the part not hidden by computation is exp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +58,12 @@ class RankTrace:
     operations: dict[int, list[str]] = field(default_factory=dict)
     """Step -> names of its first SEQUENCE operators (ATen), in the order in which the host started them."""
     kernels: dict[int, list[str]] = field(default_factory=dict)
-    """The same for device kernels; {} without a GPU."""
+    """The same for device kernels, as the host launched them; {} without a GPU. Streams run beside each other, so the
+    order in which kernels begin differs between ranks that do the same."""
+    begun: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Step -> how many `operators` and `kernels` it has in all."""
+    groups: dict[int, list[str]] = field(default_factory=dict)
+    """Step -> process group of each of its BUCKET spans, by start; {} unless all of them are named."""
     partial: bool = False
     """Whether some of the file could not be read."""
 
@@ -99,21 +103,40 @@ def read(trace: Collected) -> RankTrace:
             "is counted once."
         )
     host = trace.host[outermost_of(trace.host, trace.host["link"] >= OPERATION)]
-    out.operations = _sequences(trace, host, host["start"], out.windows, out.steps)
-    out.kernels = _sequences(trace, work, moments, out.windows, out.steps) if len(trace.device) else {}
+    out.operations = _sequences("operators", trace, host, host["start"], out)
+    out.kernels = _sequences("kernels", trace, work, moments, out) if len(trace.device) else {}
+    out.groups = _groups(trace, work, moments, meanings["kind"] == Kind.BUCKET, out)
     return out
+
+
+def _groups(
+    trace: Collected,
+    work: NDArray[np.void],
+    moments: NDArray[np.int64],
+    meets: NDArray[np.bool_],
+    out: RankTrace,
+) -> dict[int, list[str]]:
+    """For each step the process groups of its collectives (`meets`), by start; {} unless all are named."""
+    named = [trace.groups[i] for i in work["name"][meets].tolist()]
+    if not all(named):
+        return {}
+    when = Moments(moments[meets])
+    return {step: [named[i] for i in when.between(*out.windows.get(step, EVER)).tolist()] for step in out.steps}
 
 
 def _sequences(
-    trace: Collected, work: NDArray[np.void], moments: NDArray[np.int64], windows: Windows, steps: Mapping[int, Any]
+    level: str, trace: Collected, work: NDArray[np.void], moments: NDArray[np.int64], out: RankTrace
 ) -> dict[int, list[str]]:
-    """For each step the names of `work` (sorted by start) launched in it; a trace without marked steps is one step."""
-    when, out = Moments(moments), {}
-    for step in steps:
-        mine = work["name"][when.between(*windows.get(step, EVER))[:SEQUENCE]].tolist()
-        if mine:
-            out[step] = [trace.names[i] for i in mine]
-    return out
+    """For each step the names of `work` begun at `moments` in it, in that order; a trace without marked steps is one
+    step. Counts them in `out.begun`."""
+    when, found = Moments(moments), {}
+    for step in out.steps:
+        mine = when.between(*out.windows.get(step, EVER))
+        out.begun.setdefault(step, {})[level] = len(mine)
+        first = mine[np.argsort(moments[mine], kind="stable")][:SEQUENCE]
+        if len(first):
+            found[step] = [trace.names[i] for i in work["name"][first].tolist()]
+    return found
 
 
 def _rows(work: NDArray[np.void], meanings: NDArray[np.void]) -> NDArray[np.void]:
@@ -222,8 +245,10 @@ def _alike(rows: NDArray[np.void]) -> list[NDArray[np.int64]]:
 
 
 def _top(known: list[str], work: NDArray[np.void]) -> list[dict[str, Any]]:
-    spent = np.bincount(work["name"], weights=durations(work), minlength=len(known))
-    counts = np.bincount(work["name"], minlength=len(known))
+    first: dict[str, int] = {}
+    same = np.array([first.setdefault(name, i) for i, name in enumerate(known)], np.int64)[work["name"]]
+    spent = np.bincount(same, weights=durations(work), minlength=len(known))
+    counts = np.bincount(same, minlength=len(known))
     order = np.argsort(-spent, kind="stable")[:TOP]
     return [
         {"name": known[i], "family": names.family(known[i]), "count": int(counts[i]), "ns": int(spent[i])}

@@ -69,6 +69,28 @@ def test_unchanged_every_span_stays_where_it_was(
     assert step_of(replayed(spans, links=FREE)) <= step_of(replayed(spans))
 
 
+def test_collectives_end_for_their_group_alone() -> None:
+    """Ranks 0, 1 sum among themselves, as do 2, 3, which are slower; then 0 with 2, and 1 with 3."""
+    quick, slow = ((Kind.BUCKET, 10, 20), (Kind.BUCKET, 40, 50)), ((Kind.BUCKET, 30, 40), (Kind.BUCKET, 40, 50))
+    spans = {
+        i: rank((Kind.F, 0, 10 if i < 2 else 30), *(quick if i < 2 else slow), (Kind.OPT_STEP, 50, 55))
+        for i in range(4)
+    }
+    groups = {i: [f"tensor {i // 2}", f"data {i % 2}"] for i in range(4)}
+    for i, after in replayed(spans, groups=groups).items():
+        assert (after["end"] == spans[i]["end"]).all(), "without a change, nothing moves"
+    free = replayed(spans, links=FREE, groups=groups)
+    ends = {i: after["end"][after["kind"] == Kind.BUCKET].tolist() for i, after in free.items()}
+    assert ends == {0: [10, 30], 1: [10, 30], 2: [30, 30], 3: [30, 30]}
+    joined = replayed(spans, links=FREE)
+    assert joined[0]["end"][joined[0]["kind"] == Kind.BUCKET][0] == 20, "all four as one group: it waits for the slow"
+    assert step_of(replayed(spans, links=FREE, groups={0: ["one"]})) == step_of(joined), "not all are named"
+    with pytest.raises(ValueError, match="rank 2 has 1, rank 3 has 2"):
+        replayed(spans, groups=groups | {2: ["tensor 1", "data 0"], 3: ["tensor 1", "tensor 1"]})
+    del spans[3]
+    assert step_of(replayed(spans, groups={i: groups[i] for i in spans})) == 55, "a group may have one rank here"
+
+
 def test_what_cannot_be_known_is_refused() -> None:
     with pytest.raises(ValueError, match="which message a rank waited for"):
         replayed({0: rank((Kind.F, 0, 5), (Kind.RECV_ACT, 5, 9))})

@@ -262,6 +262,39 @@ def test_a_kernel_of_messages_is_what_its_call_does(call: str, kind: Kind) -> No
     assert kinds(made) == [Kind.STEP, kind]
 
 
+def two_streams(first: int) -> list[dict[str, Any]]:
+    """Launches a product and then a sum on another stream; the sum begins on the device at `first` us."""
+    return [
+        cpu("user_annotation", "ProfilerStep#1", 0, 1000),
+        cpu("cuda_runtime", "cudaLaunchKernel", 20, 5, link=1),
+        cpu("cuda_runtime", "cudaLaunchKernelExC", 30, 5, link=2),
+        gpu("gemm", 200, 50, 1),
+        gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL", first, 50, 2) | {"tid": 9},
+    ]
+
+
+@pytest.mark.parametrize("first", [150, 250])
+def test_kernels_are_listed_as_they_were_launched(first: int) -> None:
+    found = kineto.read(Collected(two_streams(first)))
+    assert found.kernels[1] == ["gemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"]
+    assert found.begun[1] == {"operators": 0, "kernels": 2}
+
+
+def grouped(name: str, start: float, group: str, ranks: str = "[0, 1]") -> dict[str, Any]:
+    kernel = gpu(name, start, 10)
+    kernel["args"] |= {"Process Group Name": group, "Process Group Ranks": ranks} if group else {}
+    return kernel
+
+
+def test_collectives_keep_their_process_group() -> None:
+    sums = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    made = [grouped(sums, 300, "2", "[0, 2]"), grouped(sums, 0, "1"), gpu("gemm", 100, 50), grouped(sums, 200, "1")]
+    found = kineto.read(Collected(made))
+    assert found.groups == {0: ["1 [0, 1]", "1 [0, 1]", "2 [0, 2]"]}
+    assert [(row["name"][:24], row["count"]) for row in found.top] == [("gemm", 1), ("ncclDevKernel_AllReduce_", 3)]
+    assert kineto.read(Collected([*made, grouped(sums, 400, "")])).groups == {}, "one that is not named"
+
+
 def test_a_pipeline_without_annotations_is_not_guessed() -> None:
     trace = kineto.read(Collected([gpu("ncclDevKernel_SendRecv", 0, 10), gpu("gemm", 20, 5)]))
     assert any(note.startswith("Not recovered") for note in join([("a", 0, trace)]).notes)
