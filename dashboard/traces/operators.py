@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.db.models import QuerySet
+
 from dashboard.runs.page_operators import SHOWN, around_differences, compared, folded, status_words, two_ranks
-from dashboard.traces.models import Trace
+from dashboard.traces.models import Trace, TraceSpans
 from dashboard.traces.spans import Spans, spans
 from parallel_core.analysis import align
 from parallel_core.analysis.align import Alignment, Name
+from parallel_core.analysis.quantities import count_text
 from parallel_core.spec import RunSpec
 from parallel_core.traces.kineto import SEQUENCE
 
@@ -37,10 +40,7 @@ class Side:
     levels: dict[str, str] = field(default_factory=dict)
     rows: Sequence[tuple[str, str, str, str]] = ()
     total: int = 0
-    foot: str = (
-        "Outermost operators as the host began them, kernels as the device did; of a step at most the first "
-        f"{SEQUENCE}."
-    )
+    foot: str = "Outermost operators as the host began them, kernels as it launched them."
 
     @property
     def shown(self) -> int:
@@ -50,28 +50,42 @@ class Side:
 
 def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     """`?a=` and `?b=` are ranks, `?level=` one of LEVELS."""
-    kept = {row["rank"]: row["names"] for row in trace.spans.filter(step=step).values("rank", "names")}
-    levels = {level: words for level, words in LEVELS.items() if any(names.get(level) for names in kept.values())}
     if trace.trained is not None:
         return _recorded(trace.trained, spans(trace, step), given)
     if trace.recorded:
         return Side(why_not="Its operations are distinguished by the spec of its run, which did not come with it.")
+    rows_of = trace.spans.filter(step=step)
+    levels = {level: words for level, words in LEVELS.items() if _has_names(rows_of, level)}
     if not levels:
         return Side(why_not="The names of this trace's operations were not kept; upload it again to compare its ranks.")
-    ranks = sorted(kept)
+    ranks = sorted(rows_of.values_list("rank", flat=True))
     if len(ranks) == 1:
         return Side(why_not=f"It has rank {ranks[0]} alone: upload files of several ranks together to compare them.")
-    level = given.get("level") if given.get("level") in levels else next(iter(levels))
+    level = str(given.get("level") if given.get("level") in levels else next(iter(levels)))
     a, b = two_ranks(ranks, given)
-    left, right = (kept[rank].get(str(level), []) for rank in (a, b))
-    found, names = _aligned(left, right)
+    stored = rows_of.filter(rank__in=(a, b)).values_list("rank", f"names__{level}", f"names__begun__{level}")
+    kept = {rank: (names or [], begun or 0) for rank, names, begun in stored}
+    found, names = _aligned(kept[a][0], kept[b][0])
     who = (f"rank {a}", f"rank {b}")
     said = status_words(who)
     rows = folded(
         (row.status, said[row.status], _word(names, row.a), _word(names, row.b)) for row in around_differences(found)
     )
-    sentence = _sentence(found, names, who, LEVELS[str(level)])
-    return Side(sentence, "", ranks, a, b, str(level), levels, rows, len(found.rows))
+    sentence = _sentence(found, names, who, LEVELS[level]) + _cut((kept[a], kept[b]), who)
+    return Side(sentence, "", ranks, a, b, level, levels, rows, len(found.rows))
+
+
+def _has_names(rows: QuerySet[TraceSpans], level: str) -> bool:
+    return rows.filter(**{f"names__{level}__0__isnull": False}).exists()
+
+
+def _cut(kept: Sequence[tuple[Sequence[str], int]], who: tuple[str, str]) -> str:
+    """Of how many in all on both ranks they are the first, where only SEQUENCE are kept; `kept`: names, and how many
+    there were (0: not known)."""
+    if not any(many > SEQUENCE or (not many and len(names) == SEQUENCE) for names, many in kept):
+        return ""
+    of = " and ".join(f"{count_text(many)} on {rank}" for (_, many), rank in zip(kept, who, strict=True) if many)
+    return f" These are the first {count_text(SEQUENCE)} of the step{', of ' * bool(of)}{of}."
 
 
 def _recorded(spec: RunSpec, found: Spans, given: Mapping[str, Any]) -> Side:
