@@ -27,6 +27,7 @@ from parallel_core.analysis.gaps import gaps
 from parallel_core.analysis.quantities import count_text, few_text, ns_text, percent_text, plural_text, seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
+from parallel_core.traces.profiled_cycles import summed
 from parallel_core.traces.trainyard_export import NO_SPEC
 
 DRAWN_RANKS = 32
@@ -107,7 +108,8 @@ def timeline(trace: Trace, step: int, window: Window | None = None, lit: Lit | N
 
 def source_of(trace: Trace) -> str:
     """Where the trace's spans are from, in words."""
-    files = len({rank["file"] for rank in trace.ranks.values()}) if trace.recorded else len(trace.ranks)
+    ranks = trace.ranks.values()
+    files = len({rank["file"] for rank in ranks}) if trace.recorded else sum(rank.get("files", 1) for rank in ranks)
     return "as recorded by its run" if trace.spec else f"imported from {plural_text(files, 'file')}"
 
 
@@ -167,12 +169,6 @@ def _placed(one: Finding, step: int, shown: Step) -> tuple[Finding, str, str, st
 
 def largest(trace: Trace) -> list[dict[str, Any]]:
     """Operations by their time over all ranks: name, family, count, ms, and the share of all that are listed."""
-    total: dict[str, dict[str, Any]] = {}
-    for rank in trace.ranks.values():
-        for row in rank["top"]:
-            kept = total.setdefault(row["name"], {"name": row["name"], "family": row["family"], "count": 0, "ns": 0})
-            kept["count"] += row["count"]
-            kept["ns"] += row["ns"]
-    rows = sorted(total.values(), key=lambda row: -row["ns"])[:20]
+    rows = summed(row for rank in trace.ranks.values() for row in rank["top"])[:20]
     most = sum(row["ns"] for row in rows) or 1
     return [row | {"time": ns_text(row["ns"]), "share": percent_text(row["ns"] / most)} for row in rows]

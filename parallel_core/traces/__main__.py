@@ -24,7 +24,7 @@ from parallel_core.processes import EXIT_MEMORY, die_with_told_parent
 from parallel_core.traces import kineto, trainyard_export
 from parallel_core.traces.collect import Collected
 from parallel_core.traces.exported_job import join_own
-from parallel_core.traces.job_trace import JobTrace, join, ranks_of
+from parallel_core.traces.job_trace import JobTrace, join, ranks_of, world_of
 from parallel_core.traces.stream import EventStream, Limits
 
 EVERY_S = 0.5
@@ -102,6 +102,7 @@ def _read_kineto(stream: EventStream, events: Iterable[dict[str, Any]]) -> kinet
     missing = bool(stream.notes) and not trace.steps
     trace.notes = stream.notes if missing else stream.notes + trace.notes
     trace.host = str(stream.header.get("host_name", ""))
+    trace.world = world_of(stream.header)
     trace.move(_base(stream.header))
     return trace
 
@@ -120,6 +121,7 @@ def write(found: JobTrace, folder: Path) -> None:
         "ranks": {
             rank: {
                 "file": found.files[rank],
+                "files": trace.files,
                 "device": trace.device,
                 "raw": trace.raw,
                 "top": trace.top,

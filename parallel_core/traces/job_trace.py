@@ -22,6 +22,7 @@ from parallel_core.traces.inferred_pipeline import NotCounted, Spans, counted, w
 from parallel_core.traces.kineto import RankTrace, joined
 from parallel_core.traces.known_orders import ordered
 from parallel_core.traces.known_programs import label
+from parallel_core.traces.profiled_cycles import Part, merged
 
 _CALLED = re.compile(r"(?:rank[-_]?|worker)(\d+)", re.I)
 _NUMBERED = re.compile(r"[-_](\d+)(?=\.)")
@@ -32,7 +33,8 @@ name is `<host>_<process id>`, whose numbers are no ranks."""
 
 @dataclass
 class JobTrace:
-    """The traces of a job. `ranks[r]`: trace of rank r; `notes`: findings and problems, as text for the user.
+    """The traces of a job. `ranks[r]`: trace of rank r; `files[r]`: name of its (first) file; `notes`: findings and
+    problems, as text for the user.
     `recorded`: facts about the run that the files state (`exported_job`); {} for traces of torch.profiler."""
 
     ranks: dict[int, RankTrace] = field(default_factory=dict)
@@ -65,28 +67,36 @@ def rank_of(header: Mapping[str, Any], name: str, alone: bool = False, numbered:
     return int(found[1]) if found and int(found[1]) < 1 << 20 else None
 
 
-def join(parts: Sequence[tuple[str, int | None, RankTrace]]) -> JobTrace:
+def world_of(header: Mapping[str, Any]) -> int:
+    """The number of the job's ranks that the profiler wrote into the file; 0 where it is not given."""
+    info = header.get("distributedInfo")
+    told = info.get("world_size") if isinstance(info, dict) else None
+    return told if isinstance(told, int) and 0 < told <= 1 << 20 else 0
+
+
+def join(parts: Sequence[Part]) -> JobTrace:
     """Joins (file name, rank or None, trace) of all files into one job."""
     out = JobTrace()
     free = iter(range(len(parts) + 1))
     taken = {rank for _, rank, _ in parts if rank is not None}
-    for name, told, trace in parts:
+    for name, told, trace in merged(parts):
         rank = told
         if rank is None or rank in out.ranks:
             rank = next(i for i in free if i not in taken)
             taken.add(rank)
             why = "does not say its rank" if told is None else f"says it is rank {told}, as another does"
-            if len(parts) > 1:
+            if len(parts) > trace.files:
                 out.notes.append(f"{name} {why}: it is shown as rank {rank}.")
         out.ranks[rank], out.files[rank] = trace, name
     out.notes += _of_files(parts)
+    _cycles(out)
     _missing(out)
     out.notes += aligned(out.ranks)
     _pipeline(out)
     return out
 
 
-def _of_files(parts: Sequence[tuple[str, int | None, RankTrace]]) -> list[str]:
+def _of_files(parts: Sequence[Part]) -> list[str]:
     """Returns the notes of each file; notes common to several files appear once."""
     notes = [trace.notes for _, _, trace in parts]
     every = [note for note in notes[0] if all(note in others for others in notes)] if len(notes) > 1 else []
@@ -94,10 +104,19 @@ def _of_files(parts: Sequence[tuple[str, int | None, RankTrace]]) -> list[str]:
     return [f"All {len(parts)} files: {note}" for note in every] + own
 
 
+def _cycles(out: JobTrace) -> None:
+    several = [rank for rank, trace in out.ranks.items() if trace.files > 1]
+    if several:
+        who = f"rank{'s' * (len(several) > 1)} {few_text(sorted(several))}"
+        out.notes.append(f"The files of {who} have different steps: those of a rank are shown together.")
+
+
 def _missing(out: JobTrace) -> None:
-    absent = sorted(set(range(max(out.ranks, default=-1) + 1)) - set(out.ranks))
+    world = max((max(rank + 1, trace.world) for rank, trace in out.ranks.items()), default=0)
+    absent = sorted(set(range(world)) - set(out.ranks))
     if absent:
-        out.notes.append(f"There is no trace of {'rank' if len(absent) == 1 else 'ranks'} {few_text(absent)}.")
+        what = f"{'rank' if len(absent) == 1 else 'ranks'} {few_text(absent)}"
+        out.notes.append(f"There is no trace of {what}: {len(out.ranks)} of {world} ranks are here.")
     steps = {rank: set(trace.steps) for rank, trace in out.ranks.items()}
     every = set.union(*steps.values()) if steps else set()
     short = [rank for rank, own in steps.items() if own != every]

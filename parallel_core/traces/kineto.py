@@ -55,6 +55,10 @@ class RankTrace:
     """Step -> its begin and end on the host; {} where steps are not recognizable."""
     host: str = ""
     """Name of the host; '' where the trace does not contain it."""
+    files: int = 1
+    """Number of files that it was read from."""
+    world: int = 0
+    """Number of the job's ranks; 0 where the trace does not contain it."""
     operations: dict[int, list[str]] = field(default_factory=dict)
     """Step -> names of its first SEQUENCE operators (ATen), in the order in which the host started them."""
     kernels: dict[int, list[str]] = field(default_factory=dict)

@@ -61,3 +61,56 @@ def test_a_process_that_is_alone_is_rank_0(tmp_path: Path, name: str) -> None:
     found = read(tmp_path / name)
     assert list(found.ranks) == [0]
     assert not any("no trace of" in note for note in found.notes)
+
+
+def cycle(folder: Path, name: str, steps: tuple[int, ...], **header: Any) -> Path:
+    """A file with these marked steps, of 100 us each."""
+    events = [
+        {"cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": 1000 * step, "dur": 100} for step in steps
+    ]
+    events += [{"cat": "cpu_op", "name": "aten::mm", "ts": 1000 * step + 10, "dur": 50} for step in steps]
+    whole = header | {"traceEvents": [{"ph": "X", "pid": 1, "tid": 1} | event for event in events]}
+    (folder / name).write_text(json.dumps(whole))
+    return folder / name
+
+
+def told(rank: int, world: int = 2) -> dict[str, Any]:
+    return {"distributedInfo": {"rank": rank, "world_size": world}, "host_name": "one"}
+
+
+def test_cycles_of_a_profiler_are_one_rank(tmp_path: Path) -> None:
+    """A schedule that repeats writes a file for each cycle."""
+    made = [
+        cycle(tmp_path, f"gpu_{rank}.171234567890{i}.pt.trace.json", steps, **told(rank))
+        for rank in range(2)
+        for i, steps in enumerate(((2, 3), (7, 8), (12, 13)))
+    ]
+    found = read(*made)
+    assert [sorted(found.ranks[rank].steps) for rank in range(2)] == [[2, 3, 7, 8, 12, 13]] * 2
+    first = found.ranks[0]
+    assert (first.files, first.raw, [(row["name"], row["count"]) for row in first.top]) == (3, 6, [("aten::mm", 6)])
+    assert sorted(first.operations) == sorted(first.steps) and found.files[1] == made[3].name
+    assert found.notes == ["The files of ranks 0, 1 have different steps: those of a rank are shown together."]
+
+
+def test_cycles_without_a_rank_are_those_of_one_worker(tmp_path: Path) -> None:
+    made = [
+        cycle(tmp_path, f"{worker}.171234567{step}.pt.trace.json", (step,))
+        for worker in ("vm_30130", "vm_30131")
+        for step in (0, 5)
+    ]
+    found = read(*made)
+    assert {rank: sorted(trace.steps) for rank, trace in found.ranks.items()} == {0: [0, 5], 1: [0, 5]}
+
+
+@pytest.mark.parametrize("change", [{"host_name": "two"}, {"steps": (2, 3)}])
+def test_files_that_are_no_cycles_are_two_ranks(tmp_path: Path, change: dict[str, Any]) -> None:
+    first = cycle(tmp_path, "a.json", (2, 3), **told(0))
+    found = read(first, cycle(tmp_path, "b.json", change.pop("steps", (7, 8)), **told(0) | change))
+    assert sorted(found.ranks) == [0, 1]
+    assert any("b.json says it is rank 0, as another does" in note for note in found.notes)
+
+
+def test_of_a_large_job_the_ranks_that_are_here_are_counted(tmp_path: Path) -> None:
+    found = read(*(cycle(tmp_path, f"rank{rank}.json", (2,), **told(rank, 64)) for rank in (0, 8, 16, 24)))
+    assert found.notes == ["There is no trace of ranks 1, 2, 3, 4, 5, 6, 7, 9 and 52 more: 4 of 64 ranks are here."]

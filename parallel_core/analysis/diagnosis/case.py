@@ -88,6 +88,10 @@ class Case:
         found = list(dict.fromkeys(self.hosts[rank] for rank in ranks)) if self.hosts else []
         return found if len(found) > 1 else []
 
+    def called(self, rank: int) -> int:
+        """The rank that a finding names for one of the case's ranks."""
+        return rank
+
     @cached_property
     def accounts(self) -> list[dict[int, Account]]:
         """Account of each rank, for each traced step."""

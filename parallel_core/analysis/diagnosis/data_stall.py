@@ -23,9 +23,9 @@ def check(case: Case) -> Finding | None:
     return Finding(
         "data_stall",
         f"{percent_text(lost / case.step_ns)} of the step is waiting for data.",
-        f"Rank {rank} reads for {ns_text(lost)} of {ns_text(case.step_ns)}.",
+        f"Rank {case.called(rank)} reads for {ns_text(lost)} of {ns_text(case.step_ns)}.",
         "Prepare the next batch while this one trains, or move the data nearer to the ranks.",
         effect_ns=lost,
         tab="accounts",
-        rank=rank,
+        rank=case.called(rank),
     )

@@ -9,8 +9,9 @@ few micro-batches and uneven stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,10 +29,15 @@ from parallel_core.spec import RunSpec
 
 @dataclass(frozen=True)
 class _Imported(Case):
-    """Steps of ranks 0 .. n - 1, which count as replicas of each other; its spec is a placeholder."""
+    """Steps of n ranks by position 0 .. n - 1, which count as replicas of each other; its spec is a placeholder."""
 
     first: Mapping[int, Account] | None = None
     """Accounts of the first step, if known."""
+    ranks: Sequence[int] = ()
+    """The rank at each position."""
+
+    def called(self, rank: int) -> int:
+        return self.ranks[rank]
 
     @cached_property
     def accounts(self) -> list[dict[int, Account]]:
@@ -59,7 +65,8 @@ def _few(case: _Imported) -> Finding | None:
 
 
 def _uneven(case: _Imported) -> Finding | None:
-    return imported_pipeline.uneven(case.recovered) if case.recovered else None
+    found = imported_pipeline.uneven(case.recovered) if case.recovered else None
+    return replace(found, rank=case.called(found.rank)) if found and found.rank is not None else found
 
 
 def _exposed(case: _Imported) -> Finding | None:
@@ -100,6 +107,13 @@ def _straggler(case: _Imported) -> Finding | None:
     return None if case.pipeline else straggler.check(case, least=1, whole=False)
 
 
+_T = TypeVar("_T")
+
+
+def _by_position(of: Mapping[int, _T], ranks: Sequence[int]) -> dict[int, _T]:
+    return {position: of[rank] for position, rank in enumerate(ranks)}
+
+
 RULES: dict[str, Callable[[_Imported], Finding | None]] = {
     "straggler": _straggler,
     "data_stall": data_stall.check,
@@ -111,12 +125,13 @@ RULES: dict[str, Callable[[_Imported], Finding | None]] = {
 
 
 def diagnose(steps: Sequence[Step], first: Mapping[int, Account] | None = None) -> list[Finding]:
-    """Findings of the steps that every rank has, by the time they cost; raises ValueError if ranks are missing.
+    """Findings of the steps that all traced ranks have, by the time they cost; raises ValueError if there is none.
     `first`: accounts of the first step with `Layout.unknown`, if known."""
-    world = max((len(step) for step in steps), default=0)
-    whole = [step for step in steps if len(step) == world and all(map(len, step.values()))]
-    if not world or not whole or set(whole[0]) != set(range(world)):
-        raise ValueError("not every rank of the job has a trace")
-    case = _Imported(RunSpec(), whole, first=first if whole[0] is steps[0] else None)
+    ranks = max((sorted(step) for step in steps), key=len, default=[])
+    whole = [step for step in steps if sorted(step) == ranks and all(map(len, step.values()))]
+    if not ranks or not whole:
+        raise ValueError("no step is in the traces of all ranks")
+    known = None if first is None or whole[0] is not steps[0] else _by_position(first, ranks)
+    case = _Imported(RunSpec(), [_by_position(step, ranks) for step in whole], first=known, ranks=ranks)
     found = [finding for rule in RULES.values() if (finding := rule(case)) is not None]
     return sorted(found, key=lambda finding: -finding.effect_ns)

@@ -48,17 +48,17 @@ def check(case: Case, least: int = LEAST, whole: bool = True) -> Finding | None:
     lost = round(float(np.median([_busy(step[slow]) for step in case.accounts])) * (1 - 1 / factor)) if factor else 0
     if factor < (SAME_WORK if peers else OTHER_WORK) or often < OFTEN or lost < MATTERS * case.step_ns:
         return None
-    of_device = case.slower_device(slow, others)
+    of_device, called = case.slower_device(slow, others), case.called(slow)
     compared = "the ranks that do the same work" if peers else "the other stages, for the FLOPs of each"
     return Finding(
         "straggler",
-        f"{ratio_text(factor)} as long as the others: rank {slow} is a straggler.",
+        f"{ratio_text(factor)} as long as the others: rank {called} is a straggler.",
         f"Its compute takes {ns_text(lost)} of a step more than on {compared}, in {len(case.traced)} traced steps."
         + _reference(of_device),
-        _change(slow, of_device),
+        _change(called, of_device),
         effect_ns=lost,
         tab="accounts",
-        rank=slow,
+        rank=called,
     )
 
 
