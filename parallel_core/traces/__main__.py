@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from parallel_core.analysis.quantities import plural_text
+from parallel_core.observe.records import LANES
 from parallel_core.processes import EXIT_MEMORY, die_with_told_parent
 from parallel_core.traces import kineto, trainyard_export
-from parallel_core.traces.collect import Collected
+from parallel_core.traces.collect import KEPT, Collected
 from parallel_core.traces.exported_job import join_own
 from parallel_core.traces.job_trace import JobTrace, join, ranks_of, world_of
 from parallel_core.traces.stream import EventStream, Limits
@@ -80,7 +81,7 @@ def _one(
     header: dict[str, Any] = {}
     for _ in range(2):
         with path.open("rb") as file:
-            stream = EventStream(file, limits, progress.at, header)
+            stream = EventStream(file, limits, progress.at, header, _keeps)
             events = iter(stream)
             first = list(islice(events, 1))
             if trainyard_export.is_own(header):
@@ -93,10 +94,15 @@ def _one(
     return trace, header
 
 
+def _keeps(event: dict[str, Any]) -> bool:
+    kind = event.get("cat")
+    return isinstance(kind, str) and (kind in KEPT or kind in LANES) and event.get("ph") == "X"
+
+
 def _read_kineto(stream: EventStream, events: Iterable[dict[str, Any]]) -> kineto.RankTrace:
     collected = Collected(events)
     trace = kineto.read(collected)
-    trace.partial = bool(stream.notes)
+    trace.partial |= bool(stream.notes)
     if collected.odd:
         stream.notes.append(f"Left out, for want of a sensible time: {plural_text(collected.odd, 'event')}.")
     missing = bool(stream.notes) and not trace.steps

@@ -15,6 +15,8 @@ DEVICE = {"kernel", *COPIES}
 HOST = {"cpu_op", "user_annotation"}
 LAUNCH = {"cuda_runtime", "cuda_driver", "hip_runtime"}
 _GROUPS = {"host": HOST, "device": DEVICE, "launch": LAUNCH}
+KEPT = HOST | DEVICE | LAUNCH
+"""Categories of events that are kept; calls of Python functions and arrows between events, for example, are not."""
 LATEST = 9e15
 """Latest time in microseconds: as nanoseconds it fits into 63 bits."""
 _SENDS_AND_RECEIVES = "SendRecv"

@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis.gaps import LONGEST_NS
+from parallel_core.analysis.quantities import count_text, plural_text
 from parallel_core.analysis.rows import durations
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_HOST, LANE_P2P
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.traces import device_rows, names
 from parallel_core.traces.collect import OPERATION, Collected
-from parallel_core.traces.meanings import of_device, of_host
+from parallel_core.traces.meanings import of_device, of_graphs, of_host
 from parallel_core.traces.nesting import crossing, outermost_of
 from parallel_core.traces.windows import EVER, Moments, Windows, marked, windows
 
@@ -88,6 +89,7 @@ def read(trace: Collected) -> RankTrace:
     """Converts a collected trace; an empty one has no steps."""
     out = RankTrace("cuda" if len(trace.device) else "cpu")
     work, moments, meanings = (of_device if len(trace.device) else of_host)(trace)
+    _note_kernels(out, trace, meanings)
     if not len(work):
         out.notes.append(
             "No operation and no kernel was found in it: it takes what torch.profiler records. A timeline that an "
@@ -111,6 +113,24 @@ def read(trace: Collected) -> RankTrace:
     out.kernels = _sequences("kernels", trace, work, moments, out) if len(trace.device) else {}
     out.groups = _groups(trace, work, moments, meanings["kind"] == Kind.BUCKET, out)
     return out
+
+
+def _note_kernels(out: RankTrace, trace: Collected, meanings: NDArray[np.void]) -> None:
+    """Notes kernels that are missing, and those of which nothing is known."""
+    if len(trace.device):
+        if graphed := of_graphs(trace, meanings):
+            out.notes.append(
+                f"{count_text(graphed)} of {plural_text(len(trace.device), 'kernel')} were launched by CUDA graphs, "
+                "whole: nothing tells forward, backward and update apart in them, so all of it is drawn as forward."
+            )
+        return
+    asked = np.array([bool(names.LAUNCH.search(name)) for name in trace.names], np.bool_)[trace.launches["name"]]
+    if asked.any():
+        out.partial = True
+        out.notes.append(
+            f"It launches kernels ({count_text(int(asked.sum()))} times), but has none: what its GPU did is missing, "
+            "and what its host did is shown instead."
+        )
 
 
 def _groups(

@@ -14,6 +14,8 @@ from parallel_core.traces.communication import after_norms, carried, communicati
 from parallel_core.traces.nesting import NONE, holding, innermost, outermost_of, parents, within
 
 _FORWARD = names.Meaning(Kind.F, LANE_COMPUTE)
+_UNMARKED = names.Meaning(Kind.STEP, LANE_HOST)
+"""Of no marker: those never have this kind."""
 _AGAIN = names.Meaning(Kind.R, LANE_COMPUTE)
 MEANING = np.dtype(
     [
@@ -31,11 +33,7 @@ def _meanings(found: list[names.Meaning | None]) -> NDArray[np.void]:
 
 def of_device(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
     """Returns kernels, the moments at which they were launched, and their meanings."""
-    kernels, launches = trace.device, trace.launches[np.argsort(trace.launches["link"], kind="stable")]
-    at = np.clip(np.searchsorted(launches["link"], kernels["link"]), 0, max(len(launches) - 1, 0))
-    linked = np.zeros(len(kernels), np.bool_)
-    if len(launches):
-        linked = (launches["link"][at] == kernels["link"]) & (kernels["link"] >= 0)
+    kernels, (launches, at, linked) = trace.device, _launches(trace)
     moments, threads = kernels["start"].copy(), np.full(len(kernels), NONE)
     moments[linked], threads[linked] = launches["start"][at[linked]], launches["thread"][at[linked]]
     meanings, told = around(trace, threads, moments)
@@ -47,6 +45,27 @@ def of_device(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], ND
             meanings[i]["kind"], meanings[i]["lane"] = meaning.kind, meaning.lane
     _messages(meanings, told, np.isin(kernels["name"], list(own)), (LANE_P2P,))
     return kernels, moments, meanings
+
+
+def _launches(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns the launches, for each kernel the index of its own, and whether it has one."""
+    kernels, launches = trace.device, trace.launches[np.argsort(trace.launches["link"], kind="stable")]
+    at = np.clip(np.searchsorted(launches["link"], kernels["link"]), 0, max(len(launches) - 1, 0))
+    linked = np.zeros(len(kernels), np.bool_)
+    if len(launches):
+        linked = (launches["link"][at] == kernels["link"]) & (kernels["link"] >= 0)
+    return launches, at, linked
+
+
+def of_graphs(trace: Collected, meanings: NDArray[np.void]) -> int:
+    """Returns how many kernels count as a forward only because a CUDA graph launched them all at once, outside of any
+    marker. `meanings`: those of `of_device`."""
+    launches, at, linked = _launches(trace)
+    graphs = np.array([names.GRAPH in name for name in trace.names], np.bool_)[launches["name"]]
+    host, said = _markers(trace, None)
+    around_them = _on_own_thread(host, said, launches["thread"], launches["start"], _UNMARKED)
+    unknown = graphs & (around_them["kind"] == _UNMARKED.kind)
+    return int((linked & (meanings["kind"] == Kind.F) & unknown[at]).sum()) if len(launches) else 0
 
 
 def of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
@@ -144,11 +163,15 @@ def _markers(trace: Collected, beside: NDArray[np.bool_] | None) -> tuple[NDArra
 
 
 def _on_own_thread(
-    host: NDArray[np.void], said: NDArray[np.void], threads: NDArray[np.int64], moments: NDArray[np.int64]
+    host: NDArray[np.void],
+    said: NDArray[np.void],
+    threads: NDArray[np.int64],
+    moments: NDArray[np.int64],
+    default: names.Meaning = _FORWARD,
 ) -> NDArray[np.void]:
-    """Returns the meaning `said` of the innermost of the markers `host` around each moment on its thread; that of a
-    forward where there is none."""
-    out = np.full(len(moments), np.array(tuple(_FORWARD), MEANING))
+    """Returns the meaning `said` of the innermost of the markers `host` around each moment on its thread; `default`
+    where there is none."""
+    out = np.full(len(moments), np.array(tuple(default), MEANING))
     for thread in np.unique(threads[threads != NONE]):
         mine, here = np.flatnonzero(host["thread"] == thread), np.flatnonzero(threads == thread)
         starts, ends = host["start"][mine], host["end"][mine]

@@ -54,6 +54,9 @@ _COMMUNICATION = (
     ),
 )
 _LIBRARY = re.compile(r"^(nccl|gloo|_?c10d|mpi|ucc)|^void nccl|record_param_comms", re.I)
+GRAPH = "GraphLaunch"
+"""Part of the names of calls that launch a graph of kernels."""
+LAUNCH = re.compile(rf"Launch\w*Kernel|{GRAPH}")
 _OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|lamb(?!da))|(?<![a-z])lamb(?!da)", re.I)
 """Demangled names of other kernels are full of `{lambda()#1}`."""
 GEMM = re.compile(

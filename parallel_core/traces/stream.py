@@ -33,21 +33,25 @@ class Limits:
     ratio: int = 250
     """Compression ratio beyond the first 64 MiB: a profiler's JSON compresses to a tenth or a twentieth."""
     events: int = 5_000_000
+    """Events that are kept: others take no memory."""
 
 
 @dataclass
 class EventStream:
     """Iterates over the events; afterwards `header` has the other values of the object, and `notes` the problems found.
 
-    `on_progress` is called now and then with the number of bytes read from the file.
+    `on_progress` is called now and then with the number of bytes read from the file; `keeps` says which events are
+    kept, and count to the limit.
     """
 
     file: IO[bytes]
     limits: Limits = Limits()
     on_progress: Callable[[int], None] = lambda read: None
     header: dict[str, Any] = field(default_factory=dict)
+    keeps: Callable[[dict[str, Any]], bool] = lambda event: True
     notes: list[str] = field(default_factory=list)
     count: int = 0
+    kept: int = 0
     damaged: int = 0
 
     def __post_init__(self) -> None:
@@ -94,16 +98,18 @@ class EventStream:
                 return
             if many := self._several():
                 self.count += len(many)
+                self.kept += sum(map(self.keeps, many))
                 yield from many
                 continue
             event = self._value()
             if isinstance(event, dict):
                 self.count += 1
+                self.kept += self.keeps(event)
                 yield event
             elif not self._skip(within=start == "{"):
                 return
-            if self.count >= self.limits.events:
-                self.notes.append(f"Only the first {self.count} events were read.")
+            if self.kept >= self.limits.events:
+                self.notes.append(f"Only the first {self.kept} events were read.")
                 self._stop()
                 return
         self._at += 1
@@ -122,7 +128,7 @@ class EventStream:
             many = self._decoder.decode(f"[{self._text[self._at : ends[-1] + 1]}]")
         except (ValueError, RecursionError):
             many = []
-        if not many or self.count + len(many) >= self.limits.events or not all(type(one) is dict for one in many):
+        if not many or self.kept + len(many) >= self.limits.events or not all(type(one) is dict for one in many):
             self._plain_from = ends[-1]  # up to there, events are decoded one by one
             return []
         self._at = ends[-1] + 1

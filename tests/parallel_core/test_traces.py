@@ -223,6 +223,21 @@ def test_limits_stop_the_reading_and_say_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert any("MiB" in note for note in stream.notes)
 
 
+@pytest.mark.parametrize("piece", [1 << 20, 200])
+def test_only_events_that_are_kept_count_to_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """Calls of Python functions come first, and are many more than kernels."""
+    monkeypatch.setattr("parallel_core.traces.stream.PIECE", piece)
+    monkeypatch.setattr("parallel_core.traces.stream.NEAR_END", piece)
+    many = [host(f"f{i}", i, i + 1, "python_function") for i in range(50)]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps([*many, *(host("aten::mm", 100 + i, 101 + i, "cpu_op") for i in range(8))]))
+    assert read(path, limits=Limits(events=9)).ranks[0].raw == 8
+    found = read(path, limits=Limits(events=5))
+    assert found.ranks[0].raw == 5 and any("Only the first 5 events were read." in note for note in found.notes)
+
+
 def test_events_are_found_wherever_a_piece_of_the_file_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallel_core.traces.stream.PIECE", 7)
     wanted = [{"ph": "X", "name": f"é{i}", "args": {"x": [i]}} for i in range(40)]
