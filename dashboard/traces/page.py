@@ -80,8 +80,8 @@ def notes(trace: Trace) -> list[str]:
 
 def _least(found: Step, word: str) -> str:
     """Which rank is idle most, or that all are alike; `word` = what to call that."""
-    idle = {rank: parts.share("other") + parts.share("bubble") for rank, parts in found.breakdown.items()}
-    rank = max(idle, key=lambda rank: idle[rank])
+    idle = _idle(found)
+    rank = _most(idle)
     if len(idle) == 1:
         return f"{percent_text(idle[rank])} of the step is {word}"
     if len({percent_text(share) for share in idle.values()}) == 1:
@@ -89,17 +89,38 @@ def _least(found: Step, word: str) -> str:
     return f"Rank {rank} is {word} most: {percent_text(idle[rank])} of its step"
 
 
+def _idle(found: Step) -> dict[int, float]:
+    """Share of the step in which each rank is idle."""
+    return {rank: parts.share("other") + parts.share("bubble") for rank, parts in found.breakdown.items()}
+
+
+def _most(values: Mapping[int, float]) -> int:
+    """The (first) rank with the largest value."""
+    return max(values, key=lambda rank: values[rank])
+
+
+def _drawn(values: Mapping[int, float]) -> list[int]:
+    """The ranks that are drawn: the first DRAWN_RANKS, of which the last gives way to the rank with the largest value,
+    which the title names."""
+    ranks, most = sorted(values), _most(values)
+    return ranks[:DRAWN_RANKS] if most in ranks[:DRAWN_RANKS] else [*ranks[: DRAWN_RANKS - 1], most]
+
+
+def _part(ranks: int) -> str:
+    """How many of the ranks are drawn; '' for all."""
+    return f", {DRAWN_RANKS} of {ranks} ranks" if ranks > DRAWN_RANKS else ""
+
+
 def timeline(trace: Trace, step: int, window: Window | None = None, lit: Lit | None = None) -> Chart:
     """The chart of a step, with at most DRAWN_RANKS ranks; a long step can be zoomed, `lit` is outlined (see
     `charts.timeline`)."""
     found = step_of(trace, step)
     many = len(found.spans) > DRAWN_RANKS
-    part = f", {DRAWN_RANKS} of {len(found.spans)} ranks" if many else ""
     drawn = found
     if many:
-        drawn = kept(("drawn", trace.pk, step), lambda: found.part(sorted(found.spans)[:DRAWN_RANKS]))
+        drawn = kept(("drawn", trace.pk, step), lambda: found.part(_drawn(_idle(found))))
     word = "idle" if trace.spec else "idle or not traced"
-    made = drawn.chart(_least(found, word), f"{source_of(trace)}, step {step}{part}", window, lit)
+    made = drawn.chart(_least(found, word), f"{source_of(trace)}, step {step}{_part(len(found.spans))}", window, lit)
     if drawn.long:
         made.figure["layout"]["meta"]["window"] = f"{reverse('traces:gantt', args=(trace.pk,))}?step={step}"
         made.figure["layout"]["meta"]["window"] += f"&lit={lit.query}" if lit else ""
@@ -114,25 +135,25 @@ def source_of(trace: Trace) -> str:
 
 
 def where(found: Step, source: str) -> Chart:
-    """The breakdown of each rank's step."""
-    parts_of = {f"rank {rank}": parts for rank, parts in list(found.breakdown.items())[:DRAWN_RANKS]}
-    steps = {rank: parts.total / 1e9 for rank, parts in parts_of.items()}
+    """The breakdown of the step of each rank, of at most DRAWN_RANKS."""
+    steps = {rank: parts.total / 1e9 for rank, parts in found.breakdown.items()}
     entries = [
-        Entry(rank, result=Result(rank, Stats(s, s, s, s, 1), breakdown=parts_of[rank])) for rank, s in steps.items()
+        Entry(name, result=Result(name, Stats(s, s, s, s, 1), breakdown=found.breakdown[rank]))
+        for rank, name, s in ((rank, f"rank {rank}", steps[rank]) for rank in _drawn(steps))
     ]
-    made = chart_of_breakdown.chart(entries, _longest(steps), source)
+    made = chart_of_breakdown.chart(entries, _longest(steps), source + _part(len(steps)))
     made.figure["layout"]["xaxis"]["title"]["text"] = "ms"
     return replace(made, subtitle="Where the step of each rank goes, in ms: parts add up to it")
 
 
-def _longest(steps: Mapping[str, float]) -> str:
+def _longest(steps: Mapping[int, float]) -> str:
     """Which rank's step is the longest (seconds by rank), or that all are equally long."""
-    rank = max(steps, key=lambda rank: steps[rank])
+    rank = _most(steps)
     if len(steps) == 1:
-        return f"One step of {rank}"
+        return f"One step of rank {rank}"
     if len({seconds_text(step) for step in steps.values()}) == 1:
         return f"{seconds_text(steps[rank])}: the step of each rank is as long"
-    return f"The longest step is that of {rank}: {seconds_text(steps[rank])}"
+    return f"The longest step is that of rank {rank}: {seconds_text(steps[rank])}"
 
 
 def findings(trace: Trace, step: int) -> OfTrace:

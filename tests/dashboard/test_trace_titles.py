@@ -37,6 +37,24 @@ def test_a_rank_is_named_only_where_it_stands_out(found: Step, idle: str, longes
     assert page.where(found, "").title == longest
 
 
+def test_of_many_ranks_the_one_that_the_title_names_is_drawn() -> None:
+    found = step(*[6] * 63, 4, long_ms=12)
+    made = page.where(found, "imported from 64 files")
+    assert made.title == "The longest step is that of rank 63: 12 ms"
+    assert made.source == "imported from 64 files, 32 of 64 ranks"
+    drawn = [row[0] for row in made.rows]
+    assert drawn == [*(f"rank {rank}" for rank in range(31)), "rank 63"]
+    few = page.where(step(*[6] * 32), "imported from 32 files")
+    assert few.source == "imported from 32 files" and len(few.rows) == 32
+
+
+def test_of_many_ranks_the_timeline_has_the_most_idle_one() -> None:
+    found = step(*[6] * 63, 4)
+    assert page._least(found, "idle") == "Rank 63 is idle most: 60 % of its step"
+    assert page._drawn(page._idle(found)) == [*range(31), 63]
+    assert page._drawn(page._idle(step(4, *[6] * 63))) == list(range(32))
+
+
 def of(ranks: dict[str, bool], spans: int = 0) -> Trace:
     """A trace whose ranks have two spans each in step 2; the dict says which were read only partly. With `spans`, a
     recorded trace that had that many spans.
