@@ -95,7 +95,7 @@ class TraceSpans(models.Model):
     data = models.BinaryField()
     names = models.JSONField(default=dict, blank=True)
     """operators, kernels -> their names, in order (at most parallel_core.traces.kineto.SEQUENCE of each); begun -> how
-    many there are in all; groups -> the process group of each collective, by start, if all are named."""
+    many there are in all; groups -> the process group of each collective, by start."""
 
     class Meta:
         ordering = ("step", "rank")

@@ -22,7 +22,7 @@ def spans(trace: Trace, step: int) -> Spans:
 
 
 def groups(trace: Trace, step: int) -> dict[int, list[str]]:
-    """rank -> process group of each of its collectives in a step, by start; [] where they are not named."""
+    """rank -> process group of each of its collectives in a step, by start; '' or [] where it is not named."""
     rows = trace.spans.filter(step=step).values_list("rank", "names__groups")
     return {rank: named or [] for rank, named in rows}
 

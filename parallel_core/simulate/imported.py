@@ -26,7 +26,7 @@ MOST_SPANS = 40_000
 """Most spans: walking through more takes seconds."""
 Spans = Mapping[int, NDArray[np.void]]
 Groups = Mapping[int, Sequence[str]]
-"""Rank -> process group of each of its collectives (BUCKET), by start."""
+"""Rank -> process group of each of its collectives (BUCKET), by start; '' where nothing names it."""
 _NONE = -1
 _OF_HOST = (Kind.DATA, Kind.SETUP)
 """Kinds that a faster device does not speed up."""
@@ -68,7 +68,8 @@ def replayed(
 
 def named(spans: Spans, groups: Groups) -> bool:
     """Whether `groups` has the process group of every collective of the spans."""
-    return all((rows["kind"] == Kind.BUCKET).sum() == len(groups.get(rank, ())) for rank, rows in spans.items())
+    many = {rank: int((rows["kind"] == Kind.BUCKET).sum()) for rank, rows in spans.items()}
+    return all(len(own := groups.get(rank, ())) == count and all(own) for rank, count in many.items())
 
 
 def _by_start(rows: NDArray[np.void]) -> NDArray[np.void]:

@@ -69,7 +69,7 @@ class _Clocks:
 
     def _together(self, rank: int, peer: int) -> bool:
         """Whether the ranks take part in the same collectives: of a group, or, if nothing names groups, of stages."""
-        if self._named(rank, peer):
+        if self._named(rank, peer) or self._shared(rank, peer):
             return bool(self._shared(rank, peer))
         return bool(self.stages[rank]) and self.stages[rank] == self.stages[peer] and self._as_many(rank, peer)
 
@@ -78,15 +78,16 @@ class _Clocks:
         return all("" not in self.ends[rank] for rank in ranks)
 
     def _shared(self, rank: int, peer: int) -> list[str]:
-        """The groups whose collectives both ranks have, and as many of them."""
+        """The named groups whose collectives both ranks have, and as many of them."""
         own, other = self.ends[rank], self.ends[peer]
-        return [group for group in own if group in other and len(own[group]) == len(other[group])]
+        return [group for group in own if group and group in other and len(own[group]) == len(other[group])]
 
     def _move(self, rank: int, peer: int, roughly: bool) -> None:
         """Moves the clock of `rank` to that of `peer`."""
         shared = [] if roughly else self._shared(rank, peer)
         apart = [self.ends[rank][group] - self.ends[peer][group] for group in shared]
-        apart = apart or [_all(self.ends[rank]) - _all(self.ends[peer])]
+        if not shared:
+            apart = [_all(self.ends[rank]) - _all(self.ends[peer])]
         skew = int(np.median(np.concatenate(apart)))
         if abs(skew) <= SKEW_NS:
             return
@@ -96,7 +97,7 @@ class _Clocks:
             self.ends[moved] = {group: ends - skew for group, ends in self.ends[moved].items()}
         way = "ahead" if skew > 0 else "behind"
         other = ", which may be those of other stages" if roughly else ", whose groups nothing names"
-        other *= roughly or not self._named(rank, peer)
+        other *= not shared
         far = f"{'roughly ' * bool(other)}{abs(skew) / 1e6:.3g} ms {way} of that of rank {peer}"
         by = plural_text(sum(map(len, apart)), "collective")
         self.notes.append(f"The clock of {_called(here)} is {far}; it was moved by the ends of {by}{other}.")

@@ -68,7 +68,7 @@ class RankTrace:
     begun: dict[int, dict[str, int]] = field(default_factory=dict)
     """Step -> how many `operators` and `kernels` it has in all."""
     groups: dict[int, list[str]] = field(default_factory=dict)
-    """Step -> process group of each of its BUCKET spans, by start; {} unless all of them are named."""
+    """Step -> process group of each of its BUCKET spans, by start, '' where nothing names it; {} if none is named."""
     partial: bool = False
     """Whether some of the file could not be read."""
 
@@ -140,9 +140,9 @@ def _groups(
     meets: NDArray[np.bool_],
     out: RankTrace,
 ) -> dict[int, list[str]]:
-    """For each step the process groups of its collectives (`meets`), by start; {} unless all are named."""
+    """For each step the process groups of its collectives (`meets`), by start; {} if none is named."""
     named = [trace.groups[i] for i in work["name"][meets].tolist()]
-    if not all(named):
+    if not any(named):
         return {}
     when = Moments(moments[meets])
     return {step: [named[i] for i in when.between(*out.windows.get(step, EVER)).tolist()] for step in out.steps}

@@ -85,6 +85,7 @@ def test_collectives_end_for_their_group_alone() -> None:
     joined = replayed(spans, links=FREE)
     assert joined[0]["end"][joined[0]["kind"] == Kind.BUCKET][0] == 20, "all four as one group: it waits for the slow"
     assert step_of(replayed(spans, links=FREE, groups={0: ["one"]})) == step_of(joined), "not all are named"
+    assert step_of(replayed(spans, links=FREE, groups=groups | {3: ["", "data 1"]})) == step_of(joined)
     with pytest.raises(ValueError, match="rank 2 has 1, rank 3 has 2"):
         replayed(spans, groups=groups | {2: ["tensor 1", "data 0"], 3: ["tensor 1", "tensor 1"]})
     del spans[3]

@@ -104,7 +104,7 @@ def test_a_rank_without_collectives_is_moved_with_its_host() -> None:
     ]
 
 
-def replica_of(rank: int, host: str, late_ms: int = 0, named: bool = True) -> kineto.RankTrace:
+def replica_of(rank: int, host: str, late_ms: int = 0, named: str = "tensor data") -> kineto.RankTrace:
     """One of two tensor-parallel groups of two: four sums inside, which take 20 % longer on ranks 2 and 3, then the sum
     of the gradients with the rank of the other group, which ends at 60 ms on both.
     """
@@ -115,20 +115,22 @@ def replica_of(rank: int, host: str, late_ms: int = 0, named: bool = True) -> ki
     rows["end"] = np.array(ends) * 10**6
     rows["start"] = rows["end"] - 10**6
     trace = kineto.RankTrace(steps={0: rows}, host=host)
+    groups = {name: f"{name} {index}" * (name in named) for name, index in (("tensor", rank // 2), ("data", rank % 2))}
     if named:
-        trace.groups = {0: [f"tensor of {rank // 2}"] * 4 + [f"data of {rank % 2}"]}
+        trace.groups = {0: [groups["tensor"]] * 4 + [groups["data"]]}
     trace.move(late_ms * 10**6)
     return trace
 
 
-def replicas(late_ms: int, named: bool = True) -> JobTrace:
+def replicas(late_ms: int, named: str = "tensor data") -> JobTrace:
     return joined_stages(*(replica_of(rank, "ab"[rank // 2], late_ms * (rank // 2), named) for rank in range(4)))
 
 
-def test_a_slow_group_is_no_clock_that_is_ahead() -> None:
-    right = replicas(0)
+@pytest.mark.parametrize("named", ["tensor data", "data"])
+def test_a_slow_group_is_no_clock_that_is_ahead(named: str) -> None:
+    right = replicas(0, named)
     assert last_ms(right) == [60] * 4 and not any("clock" in note for note in right.notes)
-    moved = replicas(30)
+    moved = replicas(30, named)
     assert last_ms(moved) == [60] * 4
     assert [note for note in moved.notes if "clock" in note] == [
         "The clock of ranks 2, 3 is 30 ms ahead of that of rank 0; it was moved by the ends of 1 collective."
@@ -142,5 +144,5 @@ def test_ranks_of_different_groups_are_not_compared() -> None:
 
 
 def test_without_names_of_groups_a_clock_is_moved_roughly() -> None:
-    (said,) = (note for note in replicas(30, named=False).notes if "clock" in note)
+    (said,) = (note for note in replicas(30, named="").notes if "clock" in note)
     assert "is roughly 34 ms ahead" in said and "5 collectives, whose groups nothing names" in said
