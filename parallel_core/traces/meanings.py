@@ -61,11 +61,13 @@ def of_graphs(trace: Collected, meanings: NDArray[np.void]) -> int:
     """Returns how many kernels count as a forward only because a CUDA graph launched them all at once, outside of any
     marker. `meanings`: those of `of_device`."""
     launches, at, linked = _launches(trace)
-    graphs = np.array([names.GRAPH in name for name in trace.names], np.bool_)[launches["name"]]
+    unknown = np.array([names.GRAPH in name for name in trace.names], np.bool_)[launches["name"]]
+    if not unknown.any():
+        return 0
     host, said = _markers(trace, None)
-    around_them = _on_own_thread(host, said, launches["thread"], launches["start"], _UNMARKED)
-    unknown = graphs & (around_them["kind"] == _UNMARKED.kind)
-    return int((linked & (meanings["kind"] == Kind.F) & unknown[at]).sum()) if len(launches) else 0
+    inside = _on_own_thread(host, said, launches["thread"][unknown], launches["start"][unknown], _UNMARKED)
+    unknown[unknown] = inside["kind"] == _UNMARKED.kind
+    return int((linked & (meanings["kind"] == Kind.F) & unknown[at]).sum())
 
 
 def of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
