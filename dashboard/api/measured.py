@@ -46,7 +46,7 @@ def series(
     `2:20`; when it has changed, a retry has replaced points from that step on: get all of them anew. `meta.names`: the
     names of all series."""
     run = run_of(run_id)
-    begins = selectors.beginnings(run, [rank]).get((name, rank), "")  # before the points, which may be newer
+    begins = selectors.beginnings(run, [name], [rank]).get((name, rank), "")  # before the points, which may be newer
     if buckets:
         found = selectors.series(run, name, rank, buckets, since_step)
     else:

@@ -94,7 +94,7 @@ def _points(found: Mapping[int, StepWaits], layout: Layout) -> Points:
 def _last_step(attempt: Attempt) -> int:
     """The last step that has its points; -1 without one."""
     mine = SeriesChunk.objects.filter(attempt=attempt, rank=0, name=next(iter(SHARES)))
-    last = mine.aggregate(last=Max("last_step"))["last"]
+    last = mine.order_by("-first_step").values_list("last_step", flat=True).first()
     return -1 if last is None else int(last)
 
 

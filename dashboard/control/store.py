@@ -210,9 +210,9 @@ def _memory_row(attempt: Attempt, rank: int, header: dict[str, Any], blob: bytes
 
 def _append_points(attempt: int, series: Points) -> None:
     """Adds points to the open chunk of each series; closes full chunks and opens the next."""
-    open_chunks = {
-        (chunk.rank, chunk.name): chunk for chunk in SeriesChunk.objects.filter(attempt=attempt, closed=False)
-    }
+    ranks, names = ({key[i] for key in series} for i in range(2))
+    found = SeriesChunk.objects.filter(attempt=attempt, closed=False, name__in=names, rank__in=ranks)
+    open_chunks = {(chunk.rank, chunk.name): chunk for chunk in found.order_by()}
     changed: list[SeriesChunk] = []
     new: list[SeriesChunk] = []
     for (rank, name), parts in series.items():

@@ -67,7 +67,13 @@ class SeriesChunk(models.Model):
 
     class Meta:
         ordering = ("attempt", "rank", "name", "id")
-        indexes = [models.Index(fields=("attempt", "name", "rank", "first_step"))]
+        indexes = [
+            models.Index(fields=("attempt", "name", "rank", "first_step")),
+            # What the next points are added to, found without a look at the full chunks.
+            models.Index(
+                fields=("attempt", "name", "rank"), name="open_series_chunks", condition=models.Q(closed=False)
+            ),
+        ]
 
 
 class LogChunk(models.Model):

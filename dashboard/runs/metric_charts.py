@@ -81,7 +81,8 @@ def beginnings(run: Run) -> dict[str, str]:
     """`selectors.beginnings` of each chart of `metrics`, those of its lines with commas between them; '' for a line
     without points."""
     lines = {metric.name: _lines(run, metric) for metric in metrics_of(run)}
-    found = selectors.beginnings(run, {line.rank for own in lines.values() for line in own})
+    every = [line for own in lines.values() for line in own]
+    found = selectors.beginnings(run, {line.series for line in every}, {line.rank for line in every})
     return {name: ",".join(found.get((line.series, line.rank), "") for line in own) for name, own in lines.items()}
 
 

@@ -174,16 +174,20 @@ def newest(run: Run, name: str) -> float | None:
     return float(np.frombuffer(bytes(data), POINT)["value"][-1]) if data else None
 
 
-def beginnings(run: Run, ranks: Iterable[int] = (0,)) -> dict[tuple[str, int], str]:
-    """For each series by name and rank: the newest attempt that has points of it, and the first step of these, as
-    `2:20`.
+def beginnings(run: Run, names: Iterable[str], ranks: Iterable[int] = (0,)) -> dict[tuple[str, int], str]:
+    """For each of these series by name and rank: the newest attempt that has points of it, and the first step of these,
+    as `2:20`; of held-out losses, those of the loss.
 
     While this stays the same, points are only added; when it changes, later points have replaced earlier ones.
     """
-    found = SeriesChunk.objects.filter(attempt__run=run, rank__in=list(ranks)).order_by("attempt__number")
-    rows = found.values_list("name", "rank", "attempt__number").annotate(first=Min("first_step"))
-    begun = {(name, rank): f"{number}:{first}" for name, rank, number, first in rows}
-    return begun | {(name, 0): begun["loss", 0] for name in SPARSE_SERIES if ("loss", 0) in begun}
+    wanted = set(names)
+    sparse = wanted.intersection(SPARSE_SERIES)
+    read = wanted | {"loss"} if sparse else wanted
+    found = SeriesChunk.objects.filter(attempt__run=run, name__in=read, rank__in=set(ranks))
+    rows = found.order_by("attempt__number").values_list("name", "rank", "attempt__number")
+    begun = {(name, rank): f"{number}:{first}" for name, rank, number, first in rows.annotate(first=Min("first_step"))}
+    begun |= {(name, 0): begun["loss", 0] for name in sparse if ("loss", 0) in begun}
+    return {key: at for key, at in begun.items() if key[0] in wanted}
 
 
 def by_rank(run: Run, name: str, ranks: int) -> list[list[float]]:

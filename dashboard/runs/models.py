@@ -181,7 +181,7 @@ class Attempt(models.Model):
     worker = models.ForeignKey("fleet.Worker", null=True, on_delete=models.SET_NULL, related_name="attempts")
     worker_boot = models.CharField(max_length=64, blank=True)
     devices = models.JSONField(default=list)
-    over = models.BooleanField(default=False, db_index=True)
+    over = models.BooleanField(default=False)
     outcome = models.CharField(max_length=12, blank=True)
     cause = models.CharField(max_length=32, blank=True)
     detail = models.TextField(blank=True)
@@ -203,6 +203,14 @@ class Attempt(models.Model):
     class Meta:
         ordering = ("number",)
         constraints = [models.UniqueConstraint(fields=("run", "number"), name="one_attempt_a_number")]
+        # Partial ones, because SQLite uses no index of a truth value for `NOT over`.
+        indexes = [
+            models.Index(fields=("ended_at",), name="attempts_by_end"),
+            models.Index(fields=("run",), name="attempts_under_way", condition=models.Q(over=False)),
+            models.Index(
+                fields=("ended_at",), name="attempts_not_settled", condition=models.Q(over=True, settled=False)
+            ),
+        ]
 
     @property
     def look(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from django.db.models import Max, Subquery
+from django.db.models import Count, Max, Subquery
 
 from dashboard.runs.kept_spans import (
     any_dropped,
@@ -126,13 +126,13 @@ def typical_step(run: Run) -> int | None:
 
 def find_typical_step(run: Run) -> int | None:
     """Computes `typical_step` from the measurements."""
-    steps = list(spans_of_newest(run).order_by().values_list("step", flat=True))
+    by_step = spans_of_newest(run).order_by().values("step").annotate(ranks=Count("pk"))
+    steps = list(by_step.filter(ranks=run.devices).values_list("step", flat=True))
     if not steps:
         return None
     times = series(run, "step_time")
-    found, counts = np.unique(np.array(steps, np.int64), return_counts=True)
-    whole = np.setdiff1d(found[counts == run.devices], np.array(dropped_steps(run), np.int64))
-    stats, known = timed(run), np.isin(times.step, whole)
+    whole = np.setdiff1d(np.array(steps, np.int64), np.array(dropped_steps(run), np.int64))
+    stats, known = timed(run, times), np.isin(times.step, whole)
     if stats is None or not known.any():
         return None
     return int(times.step[known][np.abs(times.value[known] - stats.median).argmin()])

@@ -19,6 +19,7 @@ from parallel_core.analysis.diagnosis import unjudged
 from parallel_core.observe.records import OMITTED, encode
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import spans_frame
+from tests.dashboard.query_plans import plans
 from tests.dashboard.test_spooled_spans import SPANS
 
 pytestmark = pytest.mark.django_db
@@ -130,9 +131,8 @@ def test_the_newest_step_is_found_without_the_rows_of_others(partly: Run) -> Non
         assert selectors.newest_traced_step(partly) == 10
     assert len(asked) == 2
     if connection.vendor == "sqlite":
-        with connection.cursor() as cursor:
-            plans = [cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}").fetchone()[-1] for query in asked]
-        assert "COVERING INDEX" in plans[0] and "INDEX dropped_spans" in plans[1], plans
+        found = plans(asked)
+        assert "COVERING INDEX" in found[0] and "INDEX dropped_spans" in found[1], found
 
 
 def test_the_newest_step_of_which_some_rank_has_spans_is_shown_if_none_is_whole(alice: Any, lost: Run) -> None:

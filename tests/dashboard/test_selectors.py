@@ -20,6 +20,7 @@ from parallel_core.analysis.downsample import Means, thin
 from parallel_core.observe.records import POINT, SPAN
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import points_frame, spec
+from tests.dashboard.query_plans import in_words_of_sqlite, plans
 
 pytestmark = pytest.mark.django_db
 
@@ -132,19 +133,15 @@ def test_a_series_that_has_grown_counts_points_that_are_not_read(alice: Any) -> 
     assert len(some.step) < len(whole.step)
 
 
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="the plan is read in SQLite's words")
+@in_words_of_sqlite
 def test_a_series_is_read_by_its_own_index(alice: Any) -> None:
     run = submit(alice)
     with CaptureQueriesContext(connection) as asked:
         selectors.series(run, "loss")
         selectors.newest(run, "loss")
-    plans = []
-    for query in asked:
-        with connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}")
-            plans.append(" ".join(row[-1] for row in cursor.fetchall()))
-    assert len(plans) == 2
-    assert all("(attempt_id=? AND name=? AND rank=?)" in plan for plan in plans), plans
+    found = plans(asked)
+    assert len(found) == 2
+    assert all("(attempt_id=? AND name=? AND rank=?)" in plan for plan in found), found
 
 
 def test_buckets_say_how_many_of_how_many(alice: Any) -> None:
@@ -322,11 +319,11 @@ def test_a_later_attempt_replaces_held_out_losses_before_it_has_one(alice: Any) 
     first = factory.start(run)
     factory.feed(first, 0, points_frame(0, 61) + b"".join(points_frame(at, 1, "eval_loss") for at in (19, 39, 59)))
     assert selectors.series(run, "eval_loss").step.tolist() == [19, 39, 59]
-    before = selectors.beginnings(run)
+    before = selectors.beginnings(run, ["eval_loss"])
     factory.feed(factory.start(run), 0, points_frame(30, 3))
     assert selectors.series(run, "eval_loss").step.tolist() == [19]
     found, (older,) = selectors.series_and_replaced(run, "eval_loss")
     assert (found.step.tolist(), older.step.tolist()) == ([19], [39, 59])
     grown, (older,) = selectors.grown(run, "eval_loss", 0, 25)
     assert (grown.total, older.total) == (1, 2)
-    assert selectors.beginnings(run)["eval_loss", 0] == "2:30" != before["eval_loss", 0]
+    assert selectors.beginnings(run, ["eval_loss"])["eval_loss", 0] == "2:30" != before["eval_loss", 0]
