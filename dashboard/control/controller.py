@@ -33,6 +33,7 @@ from dashboard.control.restoring import store_asked
 from dashboard.control.starter import Starter
 from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.suspects import UNREACHABLE, Suspects
+from dashboard.control.tidying import clear_sessions, delete_slice
 from dashboard.control.wire import Entry, Reader
 from dashboard.fleet.listening import STAMP_EVERY_S, stamp
 from dashboard.fleet.selectors import RETURNS_S, reporting
@@ -55,6 +56,9 @@ sweep can find hardly anything that the clocks do not show."""
 FRESH_S = 1.5 * HEARTBEAT_S
 """Age of a worker's last heartbeat up to which runs are placed on it: one that is late may be dead. Until its lease is
 over, runs that belong there wait for it."""
+SESSIONS_EVERY_S = 24 * 3600.0
+TIDYING_S = 0.05
+"""Seconds of a turn after which nothing more is deleted of deleted runs."""
 SYNC_EVERY_S = 1.0
 """Interval at which commits are synced to the disk: what a loss of power costs at most."""
 FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
@@ -88,6 +92,7 @@ class Controller:
         self._asked = Asked()
         self._away = ""
         self._unsynced = False
+        self._remains = True  # of deleted runs; looked for after each sweep
         self._settled: dict[tuple[str, int], ControlMessage] = {}  # held back until their commits are on the disk
 
     def stop(self) -> None:
@@ -125,6 +130,7 @@ class Controller:
             self._note_ended(ingest.ended)
         if read.caught_up:
             self._every("stamp", STAMP_EVERY_S, lambda: stamp(self._guard.failing))
+            self._tidy()
         self._changes.skip_own()
         self._reader.acknowledge(read.ids)
         self._hear(done, read.at)
@@ -223,6 +229,19 @@ class Controller:
         starter = partial(self._guard.run, "queue the starter study", self._starter.consider)
         self._every("starter", STARTER_EVERY_S, starter)
 
+    def _tidy(self) -> None:
+        """Deletes what nobody waits for, for a moment in each turn. Where that fails, the next sweep tries again."""
+        self._every("sessions", SESSIONS_EVERY_S, partial(self._guard.run, "clear expired sessions", clear_sessions))
+        if self._remains:
+            self._remains = False
+            self._guard.run("delete what was measured of deleted runs", self._delete_remains)
+
+    def _delete_remains(self) -> None:
+        until = time.monotonic() + TIDYING_S
+        while (left := delete_slice()) and time.monotonic() < until:
+            pass
+        self._remains = left
+
     def _hosts_changed(self) -> bool:
         """Notes which workers are alive and fresh; returns whether runs may have to be placed because of that. A late
         heartbeat alone is no reason: it takes devices away for a moment."""
@@ -233,7 +252,7 @@ class Controller:
 
     def _sweep(self) -> None:
         """Looks for cancels, expired leases and queued runs to place. What it writes is news for the next turn."""
-        self._news = False
+        self._news, self._remains = False, True
         self._guard.run("handle cancels", lambda: send_messages(self._redis, sweeps.sweep_cancels()))
         self._look_at_clocks()
         self._guard.run("place queued runs", self._place)

@@ -6,6 +6,7 @@ State changes go only through `dashboard.runs.states`.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import models
@@ -173,10 +174,26 @@ class Run(models.Model):
         return "Did not fit" if self.answered else self.get_state_display()
 
 
+class Attempts(models.Manager["Attempt"]):
+    """The attempts of runs that are there. Those of deleted runs are only in `Attempt.every`, until their measurements
+    are deleted."""
+
+    def get_queryset(self) -> models.QuerySet[Attempt]:
+        return super().get_queryset().filter(deleted=False)
+
+
+def cascade_unless_deleted(collector: Any, field: Any, attempts: models.QuerySet[Attempt], using: str) -> None:
+    """Deletes with a run the attempts that are not marked as `deleted`: those stay until what they measured is gone."""
+    models.CASCADE(collector, field, attempts.filter(deleted=False), using)
+
+
 class Attempt(models.Model):
     """One try at a run. `devices` = [{"worker": name, "devices": [indices], "first_rank": 0}, ...]."""
 
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="attempts")
+    # Without a constraint, because the run of a deleted attempt is no more.
+    run = models.ForeignKey(Run, on_delete=cascade_unless_deleted, db_constraint=False, related_name="attempts")
+    deleted = models.BooleanField(default=False)
+    """Its run has been deleted: what was measured follows bit by bit (control.tidying)."""
     number = models.IntegerField()
     worker = models.ForeignKey("fleet.Worker", null=True, on_delete=models.SET_NULL, related_name="attempts")
     worker_boot = models.CharField(max_length=64, blank=True)
@@ -200,6 +217,9 @@ class Attempt(models.Model):
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
 
+    objects = Attempts()
+    every = models.Manager["Attempt"]()
+
     class Meta:
         ordering = ("number",)
         constraints = [models.UniqueConstraint(fields=("run", "number"), name="one_attempt_a_number")]
@@ -207,6 +227,7 @@ class Attempt(models.Model):
         indexes = [
             models.Index(fields=("ended_at",), name="attempts_by_end"),
             models.Index(fields=("run",), name="attempts_under_way", condition=models.Q(over=False)),
+            models.Index(fields=("id",), name="attempts_deleted", condition=models.Q(deleted=True)),
             models.Index(
                 fields=("ended_at",), name="attempts_not_settled", condition=models.Q(over=True, settled=False)
             ),

@@ -1,4 +1,4 @@
-"""Deletes runs that have ended: everything that was measured, and their checkpoints on the workers' disks."""
+"""Deletes runs that have ended, with everything that was measured and their checkpoints on the workers' disks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django.utils import timezone
 from dashboard.accounts.roles import may_change
 from dashboard.fleet.models import Leftover, Worker
 from dashboard.live.announce import announce
-from dashboard.runs.models import ENDED, Attempt, Checkpoint, Run
+from dashboard.runs.models import ENDED, Attempt, Checkpoint, DeadLetter, Run
 from dashboard.runs.services import Invalid
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
 
@@ -84,7 +84,8 @@ def delete(*, runs: Sequence[int], user: Any) -> int:
 
 
 def forget(runs: Sequence[Run]) -> None:
-    """Deletes the rows, inside the caller's transaction.
+    """Deletes the rows, inside the caller's transaction, except for what was measured: gigabytes, for which every other
+    write would wait. Nobody sees that from now on, and the controller deletes it in small steps (control.tidying).
 
     The controller tells the workers to delete checkpoints, and drops what they still send of unknown attempts.
     """
@@ -92,7 +93,10 @@ def forget(runs: Sequence[Run]) -> None:
     _pass_on(runs)
     for run in runs:
         announce(run.pk, run.study_id, "state")
-    Run.objects.filter(pk__in=[run.pk for run in runs]).delete()
+    going = [run.pk for run in runs]
+    DeadLetter.objects.filter(attempt__run__in=going).delete()  # pages list them without their runs
+    Attempt.objects.filter(run__in=going).update(deleted=True)
+    Run.objects.filter(pk__in=going).delete()
 
 
 def _pass_on(runs: Sequence[Run]) -> None:

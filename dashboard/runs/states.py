@@ -54,7 +54,7 @@ def _fresh_id(now: datetime) -> int:
 
     Workers keep what they know of attempts by id in a folder of their own, which may outlive the database.
     """
-    last = Attempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    last = Attempt.every.order_by("-pk").values_list("pk", flat=True).first() or 0
     return max(int(now.timestamp() * 1_000_000), last + 1)
 
 
