@@ -57,6 +57,7 @@ CURL = [c for c in commands() if c.startswith("curl ")]
 ELSEWHERE = {
     "./run test": "this very run",
     "./run bench": "bench/test_bench.py",
+    "./run compact": "dashboard/test_compact.py",
     "docker compose up -d": "test_deployment.py and faults/test_services.py",
     "docker compose --profile gpu up -d": "test_deployment.py",
 }

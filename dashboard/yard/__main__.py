@@ -1,14 +1,17 @@
-"""`./run`: starts the embedded yard with `up` (the default), prints its `password`, or runs a command of manage.py."""
+"""`./run`: starts the embedded yard with `up` (the default), prints its `password`, compacts its database, or runs a
+command of manage.py."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 
 from dashboard.yard import sign_in
-from dashboard.yard.home import ADMIN, Home, default_home, left_out
+from dashboard.yard.home import ADMIN, ROOT, Home, default_home, left_out
+from parallel_core.file_lock import FileLock
 
 
 def password(home: Home) -> int:
@@ -19,6 +22,17 @@ def password(home: Home) -> int:
     told = sign_in.now(home)
     print(sign_in.words(home, told) if told else f"user: {ADMIN}\npassword: {home.admin_password()}")
     return 0
+
+
+def compact(home: Home) -> int:
+    """Gives the free space of the database back to the disk while no yard is up; returns the exit status."""
+    home.prepare()
+    lock = FileLock(home.lock)  # as long as this process lives: no yard starts meanwhile
+    if not lock.hold():
+        print("This yard is up, and would wait for that all the time: stop it first, then ./run compact.")
+        return 1
+    env = home.environment(port=0) | sign_in.scratch(home)
+    return subprocess.run([sys.executable, "-m", "dashboard.yard.compact"], env=env, cwd=ROOT, check=False).returncode
 
 
 def up(home: Home, arguments: Sequence[str]) -> int:
@@ -47,6 +61,8 @@ def main(arguments: list[str]) -> int:
     home.check_database()
     if command == "password":
         return password(home)
+    if command == "compact":
+        return compact(home)
     if command == "up":
         return up(home, rest)
     home.prepare()

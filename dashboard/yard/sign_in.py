@@ -23,7 +23,7 @@ def prepare(home: Home, env: dict[str, str]) -> subprocess.Popen[str] | None:
     """Runs `dashboard.yard.prepare` until the other processes may start; None if it failed. The process that is
     returned verifies the password meanwhile, which takes a while: see `verified`."""
     command = _command(PREPARE_AND_CHECK)
-    env = {"SQLITE_TMPDIR": str(home.path), **env}  # for `compact`: /var/tmp may be on another disk, a small one
+    env = scratch(home) | env
     process = subprocess.Popen(command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
     try:
@@ -38,6 +38,11 @@ def prepare(home: Home, env: dict[str, str]) -> subprocess.Popen[str] | None:
         raise
     stop(process)
     return None
+
+
+def scratch(home: Home) -> dict[str, str]:
+    """Where SQLite copies a database that it rewrites: /var/tmp may be on another disk, a small one."""
+    return {"SQLITE_TMPDIR": str(home.path)}
 
 
 def verified(process: subprocess.Popen[str]) -> str:

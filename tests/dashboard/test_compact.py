@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +18,9 @@ from django.db import connections
 from pytest_django.plugin import DjangoDbBlocker
 
 from dashboard.yard import compact
+from dashboard.yard.home import ROOT, Home, own
+from parallel_core.analysis.quantities import bytes_text
+from parallel_core.file_lock import FileLock
 
 BLOB = 4 << 20
 
@@ -75,3 +81,53 @@ def test_one_that_another_process_writes_to_is_left_as_it_is(database: Any, caps
         compact.compact(database)
     assert size(database) == before
     assert "It could not: database is locked." in capsys.readouterr().out
+
+
+def test_a_start_does_not_wait_for_a_large_one_and_says_how_to(
+    database: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compact, "MOST_KEPT", 1000)
+    before = size(database)
+    compact.compact(database)
+    assert size(database) == before
+    said = capsys.readouterr().out
+    assert "8 MiB of the database are free" in said and "./run compact" in said and said.count("\n") == 1
+    monkeypatch.setattr(compact, "LEAST_FREE", 3 * BLOB)
+    assert compact.compact_now(database) == f"The database now takes {bytes_text(size(database))}."
+    assert size(database) < BLOB / 8, "whoever asks for it gets it, however much there is"
+
+
+def test_whoever_asks_for_it_is_told_why_not(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = size(database)
+    with closing(sqlite3.connect(database.settings_dict["NAME"], isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SystemExit, match="database is locked"):
+            compact.compact_now(database)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(SystemExit, match="and 1000 B are left there"):
+        compact.compact_now(database)
+    with pytest.raises(SystemExit, match="VACUUM FULL"):
+        compact.compact_now(SimpleNamespace(vendor="postgresql"))
+    assert size(database) == before
+
+
+def test_the_command_does_it_while_the_yard_is_stopped(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    with closing(sqlite3.connect(home.database, isolation_level=None)) as made:
+        made.execute("CREATE TABLE chunk AS SELECT 1 AS id, zeroblob(1 << 20) AS data")
+        made.execute("DELETE FROM chunk")
+
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dashboard.yard", "compact"]
+        env = {**own(os.environ), "TRAINYARD_HOME": str(tmp_path)}
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+    yard = FileLock(home.lock)
+    assert yard.hold()
+    refused = run()
+    assert refused.returncode == 1 and "stop it first" in refused.stdout
+    assert home.database.stat().st_size > 1 << 20
+    yard.release()
+    done = run()
+    assert done.returncode == 0 and "The database now takes" in done.stdout, done.stderr
+    assert home.database.stat().st_size < 1 << 16
