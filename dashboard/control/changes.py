@@ -1,8 +1,9 @@
 """Detects whether anything was written to the database since the last check, more cheaply than a query for rows.
 
 SQLite counts the commits of other connections (`PRAGMA data_version`) and the rows that a connection itself has
-changed. PostgreSQL returns how far its write-ahead log has been written, by any connection; a commit may show there a
-moment before its rows are visible, so callers also look now and then without a detected change.
+changed. PostgreSQL returns how far its write-ahead log has been written, by any connection: a commit may show there a
+moment before its rows are visible, and what others commit while a connection writes is ignored with its own. So callers
+also look now and then without a detected change.
 """
 
 from __future__ import annotations
@@ -22,20 +23,27 @@ class Changes:
 
     def any(self) -> bool:
         """Whether something was written since the last call; True the first time."""
-        with connection.cursor() as cursor:
-            cursor.execute(_QUESTIONS[connection.vendor])
-            others = cursor.fetchone()
+        others = _told()
         changed = (others, _rows_changed()) != (self._others, self._own)
         self._others, self._own = others, _rows_changed()
         return changed
 
     def skip_own(self) -> None:
-        """Ignores what this connection has written so far; only SQLite distinguishes that from what others wrote."""
+        """Ignores what this connection has written so far; on PostgreSQL also what others have written since the last
+        call of `any`, which did not see that."""
         self._own = _rows_changed()
+        if self._own is None and self._others is not None:
+            self._others = _told()
 
     def forget(self) -> None:
         """Makes the next call of `any` return True."""
         self._others = None
+
+
+def _told() -> object:
+    with connection.cursor() as cursor:
+        cursor.execute(_QUESTIONS[connection.vendor])
+        return cursor.fetchone()
 
 
 def _rows_changed() -> object:

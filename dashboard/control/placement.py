@@ -12,8 +12,9 @@ host that is absent for a short time still counts for that, or the study would b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from operator import attrgetter
 
 Counts = dict[str, int]
 """Number of devices by name of the host that gives them, in rank order."""
@@ -167,6 +168,8 @@ def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterab
     way."""
     by_name = {host.name: host for host in hosts}
     untaken = _Untaken(by_name.values())
+    waiting: dict[object, Found] = {}
+    """What was found for a shape that has to wait; valid until hosts are given away or reserved."""
     reserved: set[str] = set()
     busy_studies = set(studies_active)
     result = Plan()
@@ -177,14 +180,23 @@ def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterab
                 result.waits[request.run] = (Wait.SIBLING, ())
                 continue
             busy_studies.add(request.study)  # also when it waits: its younger siblings keep their order
-        why, counts = never or _find(request, by_name, reserved)
+        shape = _SHAPE(request)
+        why, counts = found = never or waiting.get(shape) or _find(request, by_name, reserved)
         if why is None:
             result.placed.append((request, _give(request, by_name, counts)))
-        else:
-            result.waits[request.run] = (why, tuple(counts))
-            if why not in (*UNTAKEN, Wait.RESERVED):
-                reserved.update(counts)
+            waiting.clear()
+            continue
+        if never is None:
+            waiting[shape] = found
+        result.waits[request.run] = (why, tuple(counts))
+        if why not in (*UNTAKEN, Wait.RESERVED) and not reserved.issuperset(counts):
+            reserved.update(counts)
+            waiting.clear()
     return result
+
+
+_SHAPE = attrgetter(*(one.name for one in fields(Request) if one.name not in ("run", "study")))
+"""All of a request that decides where it may run now."""
 
 
 class _Untaken:

@@ -74,6 +74,42 @@ def hosts_of(found: Plan) -> set[str]:
     return {share.host for share in shares}
 
 
+def test_a_long_queue_of_one_shape_is_looked_at_as_often_as_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three runs reserve the three hosts, the next one finds all reserved: the others wait like that one."""
+    looked: list[int] = []
+    find = placement._find
+
+    def counted(request: Request, *rest: Any) -> placement.Found:
+        looked.append(request.run)
+        return find(request, *rest)
+
+    monkeypatch.setattr(placement, "_find", counted)
+    hosts = [host(name, free=1) for name in "abc"]
+    result = plan([ask(run, 2) for run in range(5000)], hosts)
+    assert looked == [0, 1, 2, 3]
+    assert [result.waits[run] for run in range(3)] == [(Wait.BUSY, (name,)) for name in "abc"]
+    assert {result.waits[run][0] for run in range(3, 5000)} == {Wait.RESERVED}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.integers(0, 2), st.sampled_from(("", "h0"))), max_size=12),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=3),
+)
+def test_a_shape_waits_for_the_same_whether_or_not_it_was_looked_at_before(
+    queue: list[tuple[int, bool, int, str]], fleet: list[tuple[int, int]]
+) -> None:
+    """That some run took or reserved a host may change what a shape waits for, or let it start."""
+    hosts = [host(f"h{i}", every, free=min(free, every)) for i, (every, free) in enumerate(fleet)]
+    asked = [
+        ask(run, devices, exclusive=exclusive, study=study if exclusive and study else None, prefer=prefer)
+        for run, (devices, exclusive, study, prefer) in enumerate(queue)
+    ]
+    found = plan(asked, hosts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placement, "_SHAPE", lambda request: request.run)
+        assert plan(asked, hosts) == found
+
+
 def test_ranks_of_a_run_are_on_hosts_of_one_version() -> None:
     old, new = (host(f"{name}-{version}", version=version) for name, version in (("a", "1"), ("b", "2")))
     assert plan([ask(1, 4)], [old, new]).waits == {1: (Wait.VERSIONS, ("a-1", "b-2"))}
