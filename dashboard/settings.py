@@ -120,11 +120,11 @@ CACHES = {
     "large": {
         "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
         "LOCATION": "large",
-        "OPTIONS": {"MAX_ENTRIES": 100},
+        "OPTIONS": {"MAX_ENTRIES": 300},
     },
 }
 """Answers of pages that took long to make, of each process. Some hundred runs need more than Django's own 300 entries;
-`large` holds those that may take a megabyte each."""
+`large` holds those that may take a megabyte each, among them the losses of a run each."""
 
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}

@@ -6,19 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from django.db.models import F, Max, Q, QuerySet
+from django.core.cache import caches
+from django.db.models import Count, F, Max, Q, Sum
 from numpy.typing import NDArray
 
 from dashboard.runs.metrics import pause
-from dashboard.runs.models import Run, SeriesChunk
+from dashboard.runs.models import Cursor, DeadLetter, Run, SeriesChunk
 from parallel_core.observe.records import POINT
 
 MOST_POINTS = 1_000_000
 """About the most points that are read for one page; of longer series, every second, fourth, eighth ... step is read."""
 
+KEPT_S = 24 * 3600
+MOST_KEPT = 2 << 20
+"""Most bytes of the points of one run that are cached; so many are read again in some hundredths of a second."""
+
 _NONE = np.empty(0, POINT)
 Points = NDArray[np.void]
 """An array of POINT rows."""
+_Read = dict[int, tuple[int, Points]]
+"""The points of a run by the number of the attempt, in this order; before them the first step of the attempt's chunks
+that were read."""
 
 
 @dataclass(frozen=True)
@@ -52,30 +60,28 @@ class Losses:
 
 
 def losses_of(runs: Sequence[Run]) -> Losses:
-    """The losses of all steps of the runs, or of every n-th if they are more than MOST_POINTS; from one query."""
+    """The losses of all steps of the runs, or of every n-th if they are more than MOST_POINTS; from one query, but for
+    those of runs at rest that are cached."""
     every = _stride(sum(max(0, run.step + 1 - (run.resume_step or 0)) for run in runs if run.step is not None))
-    chunks = SeriesChunk.objects.filter(attempt__run__in=[run.pk for run in runs], name="loss", rank=0)
-    read = _read(chunks, every)
     held: dict[int, Points] = {}
     replaced: dict[int, Points] = {}
     attempts: dict[tuple[int, int], tuple[int, float]] = {}
-    for (run, number), (first, parts) in read.items():
-        points = np.concatenate(parts)
-        attempts[run, number] = first, pause(held.get(run, _NONE), points)
-        _follow(held, replaced, run, points, *attempts[run, number])
+    for run, own in _read(runs, "loss", every).items():
+        for number, (first, points) in own.items():
+            attempts[run, number] = first, pause(held.get(run, _NONE), points)
+            _follow(held, replaced, run, points, *attempts[run, number])
     return Losses(held, replaced, every, attempts)
 
 
 def held_out_of(runs: Sequence[Run], trained: Losses) -> Losses:
     """The held-out losses of the runs, whose losses are `trained`: these say where each attempt begins, and when."""
-    chunks = SeriesChunk.objects.filter(attempt__run__in=[run.pk for run in runs], name="eval_loss", rank=0)
-    read, wanted = _read(chunks, 1), {run.pk for run in runs}
+    read, wanted = _read(runs, "eval_loss", 1), {run.pk for run in runs}
     held: dict[int, Points] = {}
     replaced: dict[int, Points] = {}
     for (run, number), (first, seconds) in trained.attempts.items():
         if run in wanted:
-            _, parts = read.get((run, number), (first, []))
-            _follow(held, replaced, run, np.concatenate([_NONE, *parts]), first, seconds)
+            _, points = read.get(run, {}).get(number, (first, _NONE.copy()))
+            _follow(held, replaced, run, points, first, seconds)
     return Losses(held, replaced)
 
 
@@ -99,9 +105,35 @@ def _stride(points: int) -> int:
     return every
 
 
-def _read(chunks: QuerySet[SeriesChunk], every: int) -> dict[tuple[int, int], tuple[int, list[Points]]]:
-    """The points of every n-th step and the last of each run, by (run, number of the attempt), in this order; before
-    them, the first step of the attempt's chunks that were read."""
+def _read(runs: Sequence[Run], name: str, every: int) -> dict[int, _Read]:
+    """The points of every n-th step and the last, by run. Those of a run at rest are cached until more of it comes."""
+    keys = _keys([run for run in runs if run.at_rest], name, every)
+    kept = caches["large"].get_many(keys.values())
+    found: dict[int, _Read] = {pk: kept[key] for pk, key in keys.items() if key in kept}
+    new = _read_chunks([run.pk for run in runs if run.pk not in found], name, every)
+    small = {pk: own for pk, own in new.items() if sum(points.nbytes for _, points in own.values()) <= MOST_KEPT}
+    caches["large"].set_many({keys[pk]: own for pk, own in small.items() if pk in keys}, KEPT_S)
+    return found | new
+
+
+def _keys(runs: Sequence[Run], name: str, every: int) -> dict[int, str]:
+    """A cache key for each run: another one once it was queued again, more of its files has arrived, or a record that
+    was set aside was stored."""
+    if not runs:
+        return {}
+    files = Cursor.objects.filter(attempt__run__in=runs).order_by().values_list("attempt__run")
+    letters = DeadLetter.objects.filter(attempt__run__in=runs).order_by().values_list("attempt__run")
+    arrived = dict(files.annotate(Sum("offset")))
+    aside = dict(letters.annotate(Count("pk")))
+    told = {run.pk: (run.queued_at.timestamp(), arrived.get(run.pk), aside.get(run.pk)) for run in runs}
+    return {pk: ":".join(map(str, ("losses", pk, name, every, *parts))) for pk, parts in told.items()}
+
+
+def _read_chunks(runs: Sequence[int], name: str, every: int) -> dict[int, _Read]:
+    out: dict[int, _Read] = {run: {} for run in runs}
+    if not runs:
+        return out
+    chunks = SeriesChunk.objects.filter(attempt__run__in=runs, name=name, rank=0)
     last = set[int]()
     if every > 1:
         last = set(chunks.order_by().values("attempt__run").annotate(last=Max("pk")).values_list("last", flat=True))
@@ -110,10 +142,12 @@ def _read(chunks: QuerySet[SeriesChunk], every: int) -> dict[tuple[int, int], tu
         chunks = chunks.annotate(multiple=multiple).filter(Q(multiple__gte=F("first_step")) | Q(pk__in=last))
     rows = chunks.order_by("attempt__run", "attempt__number", "first_step")
     fields = ("attempt__run", "attempt__number", "pk", "first_step", "data")
-    out: dict[tuple[int, int], tuple[int, list[Points]]] = {}
+    parts: dict[tuple[int, int], tuple[int, list[Points]]] = {}
     for run, number, pk, first, data in rows.values_list(*fields).iterator():
         points = np.frombuffer(bytes(data), POINT)
         wanted = points["step"] % every == 0
         wanted[-1] |= pk in last
-        out.setdefault((run, number), (first, []))[1].append(points[wanted])
+        parts.setdefault((run, number), (first, []))[1].append(points[wanted])
+    for (run, number), (first, own) in parts.items():
+        out[run][number] = first, np.concatenate(own)
     return out
