@@ -163,9 +163,11 @@ class Plan:
     waits: dict[int, tuple[Wait, tuple[str, ...]]] = field(default_factory=dict)
 
 
-def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterable[int] = ()) -> Plan:
+def plan(
+    queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterable[int] = (), *, told: bool = True
+) -> Plan:
     """Places what can be placed now. `queue` is oldest first; `studies_active` are studies with an exclusive run under
-    way."""
+    way. Unless why the others wait is to be `told`, no more of the queue is read than may be placed."""
     by_name = {host.name: host for host in hosts}
     untaken = _Untaken(by_name.values())
     waiting: dict[object, Found] = {}
@@ -174,6 +176,8 @@ def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterab
     busy_studies = set(studies_active)
     result = Plan()
     for request in queue:
+        if not (told or waiting or any(host.gives for host in by_name.values() if host.name not in reserved)):
+            break
         never = None if request.study is None else untaken.why(request)
         if request.study is not None and never is None:
             if request.study in busy_studies:

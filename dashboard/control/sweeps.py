@@ -15,14 +15,14 @@ from dashboard.control import multi_host
 from dashboard.control.arrival import incomplete_files, rewind
 from dashboard.control.clocks import Clocks
 from dashboard.control.dispatch import ControlMessage
-from dashboard.control.placement import Share, plan
+from dashboard.control.placement import Request, Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
 from dashboard.ledger.models import ProfileState
 from dashboard.ledger.selectors import in_front
 from dashboard.runs import next_trace, states
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, OpenWaits, Run, State
-from dashboard.runs.queue import queued_runs, requests, studies_active
+from dashboard.runs.queue import queue_order, queued_runs, requests, studies_active
 from parallel_core.analysis.quantities import listed_text
 from workers.contract import PROFILE_LIMIT_S, START_LIMIT_S, STOP_LIMIT_S, ControlEntry
 
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 RESEND_S = 10.0
 """If a worker sends heartbeats for this long without listing an attempt sent to it, it never got the message."""
 MOST_RESENDS = 3
+QUEUE_PART = 250
+"""Queued runs that are read at once to be placed: usually few are, however long the queue is."""
 ASK_AGAIN_DAYS = 2
 SLOWEST_READ = 1 << 20
 """The slowest rate, in bytes a second, at which a worker may fetch its corpus and read its checkpoints."""
@@ -78,16 +80,16 @@ def place_queued(alive: Iterable[str], fresh: Iterable[str], known: Iterable[str
     """Places queued runs on free devices of the `fresh` workers; returns the attempts whose start message is to be
     sent. Workers that are only `alive` give nothing now but are waited for; those that are `known` may come back.
 
-    The queue, which may be long, is not read while no host has anything to give.
+    The queue, which may be long, is not read while no host has anything to give, and in parts until none has that no
+    older run waits for.
     """
     if not Run.objects.filter(state=State.QUEUED, cancel_requested_at=None).exists():
         return []
     fleet = hosts(set(alive), set(fresh), set(known))
     if not any(host.gives for host in fleet):
         return []
-    runs = queued_runs()
-    by_id = {run.pk: run for run in runs}
-    outcome = plan(requests(runs), fleet, studies_active())
+    by_id: dict[int, Run] = {}
+    outcome = plan(_asked(by_id), fleet, studies_active(), told=False)
     placed = []
     for request, shares in outcome.placed:
         try:
@@ -95,6 +97,15 @@ def place_queued(alive: Iterable[str], fresh: Iterable[str], known: Iterable[str
         except (states.IllegalTransition, Worker.DoesNotExist) as error:
             log.info("run %s was not placed after all: %s", request.run, error)
     return placed
+
+
+def _asked(by_id: dict[int, Run]) -> Iterator[Request]:
+    """The queued runs as requests, read QUEUE_PART at a time; adds those read to `by_id`."""
+    order = queue_order()
+    for at in range(0, len(order), QUEUE_PART):
+        runs = queued_runs(order[at : at + QUEUE_PART])
+        by_id |= {run.pk: run for run in runs}
+        yield from requests(runs)
 
 
 @transaction.atomic

@@ -90,6 +90,24 @@ def test_a_host_that_died_after_it_took_the_run_loses_it(
     assert state_of(run) == State.LOST
 
 
+def test_a_long_queue_is_read_as_far_as_there_is_something_to_give(
+    redis_url: str, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    requests = sweeps.requests
+
+    def noted(runs: list[Run]) -> list[Any]:
+        read.extend(run.pk for run in runs)
+        return requests(runs)
+
+    monkeypatch.setattr(sweeps, "requests", noted)
+    monkeypatch.setattr(sweeps, "QUEUE_PART", 2)
+    factory.worker("yard-a", devices=3)
+    runs = [factory.queued(alice).pk for _ in range(9)]
+    assert [one.run_id for one in sweeps.place_queued({"yard-a"}, {"yard-a"})] == runs[:3]
+    assert read == runs[:4]
+
+
 def test_a_host_whose_heartbeat_is_late_is_waited_for(two_hosts: None, alice: Any) -> None:
     """Its study stays there, and younger runs do not overtake the one that needs it."""
     study = Study.objects.create(name="s", owner=alice)

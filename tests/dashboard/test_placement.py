@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -108,6 +109,20 @@ def test_a_shape_waits_for_the_same_whether_or_not_it_was_looked_at_before(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placement, "_SHAPE", lambda request: request.run)
         assert plan(asked, hosts) == found
+    assert plan(asked, hosts, told=False).placed == found.placed
+
+
+def test_who_only_places_reads_the_queue_until_nothing_is_left_to_give() -> None:
+    read: list[int] = []
+
+    def queue() -> Iterator[Request]:
+        for run, devices in enumerate((1, 3, 2, 1, 1)):
+            read.append(run)
+            yield ask(run, devices)
+
+    hosts = [host("a", 3), host("b", 2, free=1)]
+    assert set(placed(plan(queue(), hosts, told=False))) == {0} and read == [0, 1, 2, 3], "a is reserved by 1, b by 2"
+    assert set(placed(plan(queue(), hosts))) == {0} and read[4:] == [0, 1, 2, 3, 4]
 
 
 def test_ranks_of_a_run_are_on_hosts_of_one_version() -> None:
