@@ -11,10 +11,11 @@ from parallel_core.schedule.traits import round_robins, takes_early_gradients
 
 
 class Condition(NamedTuple):
-    """The leaf applies while `leaf` has one of `values`."""
+    """The leaf applies while `leaf` has one of `values`; if `negated`, while it has none of them."""
 
     leaf: str
     values: tuple[str, ...]
+    negated: bool = False
 
 
 def condition(path: str) -> Condition | None:
@@ -34,6 +35,8 @@ def condition(path: str) -> Condition | None:
         return Condition("parallel.zero", ("3",))
     if path == "train.lr_final":
         return Condition("train.lr_schedule", ("linear", "cosine"))
+    if path == "train.eval_samples":
+        return Condition("train.eval_every", ("0",), negated=True)
     if path.startswith("train.loss_scale"):
         return Condition("train.precision", ("fp16",))
     kinds = kinds_of(path)
@@ -56,5 +59,6 @@ def is_read(path: str, value_of: Callable[[str], Any]) -> bool:
     needed = condition(path)
     if needed is None:
         return True
-    value = value_of(needed.leaf)
-    return value in needed.values or (needed.leaf == "model.kind" and value not in KINDS)
+    value = str(value_of(needed.leaf)).strip()
+    unknown = needed.leaf == "model.kind" and value not in KINDS
+    return unknown or (value in needed.values) != needed.negated

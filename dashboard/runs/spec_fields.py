@@ -189,7 +189,9 @@ def form_field(entry: Entry) -> forms.Field:
 def shown_for(path: str) -> dict[str, str]:
     """Attributes that tell the browser when to show a field: the field that it depends on, and that one's values."""
     needed = relevance.condition(path)
-    return {"data-shown-for": " ".join((html_name(needed.leaf), *needed.values))} if needed else {}
+    if needed is None:
+        return {}
+    return {"data-shown-for": " ".join((html_name(needed.leaf), *["not"] * needed.negated, *needed.values))}
 
 
 def _plain_field(entry: Entry) -> forms.Field:
@@ -246,6 +248,11 @@ _OUT: dict[str, Callable[[Any], str]] = {
 }
 
 
+def value_of(path: str, text: str) -> Any:
+    """The value of a leaf for RunSpec, from the text of its field, which is not empty: sizes are typed in MiB."""
+    return _IN.get(path, str)(text)
+
+
 def to_spec(values: Mapping[str, Any], paths: Collection[str] | None = None) -> dict[str, Any]:
     """The nested dict for RunSpec, from flat form values (text, or bool for switches).
 
@@ -265,7 +272,7 @@ def to_spec(values: Mapping[str, Any], paths: Collection[str] | None = None) -> 
         value = values.get(html_name(path))
         if isinstance(value, str):
             value = value.strip()
-            value = None if not value and is_optional(info) else _IN.get(path, str)(value)
+            value = None if not value and is_optional(info) else value_of(path, value)
         spec.setdefault(section, {})[leaf] = value
     return spec
 

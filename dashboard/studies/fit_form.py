@@ -15,7 +15,7 @@ from dashboard.runs.submission import capacity, fleet_check
 from dashboard.studies import fit, services
 from dashboard.studies.estimate import Estimate, estimate
 from dashboard.studies.feasible import previewed
-from dashboard.studies.forms import DETAIL, MODEL, TRAIN
+from dashboard.studies.forms import FINE, MODEL, TRAIN
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
@@ -24,6 +24,9 @@ from parallel_core.spec import RunSpec
 
 MODEL_WITHOUT_DEPTH = tuple(path for path in MODEL if path not in ("model.layers", "model.width"))
 TRAIN_OF_ONE = tuple(path for path in TRAIN if path != "train.warmup_steps")
+_LATER = {"train.lr_warmup_steps", "train.eval_every", "train.eval_samples", "train.checkpoint_every", "train.keep"}
+FINE_OF_ONE = tuple(path for path in FINE if path not in _LATER)
+"""Without what only comes after the few steps of a run (`largest.trial`)."""
 LEAST_RUNS = 2
 """The fewest runs of a search: the predicted number of layers, and the next one."""
 RUNS_NOTE = (
@@ -38,9 +41,9 @@ class FitForm(MatrixForm):
     kind = fit.KIND
     title = "Fit"
     runs_note = RUNS_NOTE
-    base_fields_of_kind = (*MODEL_WITHOUT_DEPTH, *DETAIL, *TRAIN_OF_ONE)
     model_fields = MODEL_WITHOUT_DEPTH
     train_fields = TRAIN_OF_ONE
+    fine_fields = FINE_OF_ONE
 
     cap = WholeNumber(
         label="Memory a rank, MiB",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -27,6 +27,8 @@ from dashboard.studies.variants import Plan
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.plan.generation import worst_place
 
+Source = TypeVar("Source", Study, Run)
+
 SHOWN_ROWS = 60
 """The most variants that the preview lists; the sentence above has their number."""
 PREDICTED_ROWS = 16
@@ -42,23 +44,25 @@ def new(request: HttpRequest) -> HttpResponse:
     """
     if not may_submit(request.user):
         raise PermissionDenied("Your account may look at studies but not create them.")
-    asked = number(request.GET.get("clone"))
-    source = get_object_or_404(Study, pk=asked) if asked is not None else None
+    source, run = _asked_for(request, "clone", Study), _asked_for(request, "run", Run)
     kind = _kind(request, source)
+    context = {"kinds": KINDS.values(), "kind": kind, "source": source or run}
+    context["origin"] = {"clone": source.pk} if source else {"run": run.pk} if run else {}
     if request.method != "POST":
         fleet = FleetSnapshot.now()
-        form = kind.form(initial=_initial(kind, request, source, fleet), fleet=fleet)
-        return render(request, "studies/new.html", _context(kind, form, _preview(_bound(form)), source))
+        form = kind.form(initial=_initial(kind, source, run, fleet), fleet=fleet)
+        return render(request, "studies/new.html", {**context, "form": form, "preview": _preview(_bound(form))})
     form = kind.form.sent(request)
+    context["form"] = form
     if "preview" in request.POST:
         template = "studies/new_preview.html" if request.headers.get("HX-Request") else "studies/new.html"
-        return render(request, template, _context(kind, form, _preview(form), source, live=True))
+        return render(request, template, {**context, "preview": _preview(form), "live": True})
     if form.is_valid():
         try:
             return redirect("studies:page", form.create(request.user).pk)
         except Invalid as error:
             form.show(error.field_errors)
-    return render(request, "studies/new.html", _context(kind, form, _preview(form), source), status=422)
+    return render(request, "studies/new.html", {**context, "preview": _preview(form)}, status=422)
 
 
 @require_POST
@@ -79,12 +83,16 @@ def _kind(request: HttpRequest, source: Study | None) -> StudyKind:
     return KINDS.get(asked, MATRIX)
 
 
-def _initial(kind: StudyKind, request: HttpRequest, source: Study | None, fleet: FleetSnapshot) -> dict[str, Any]:
+def _asked_for(request: HttpRequest, name: str, model: type[Source]) -> Source | None:
+    """The row whose number the query has as `name`; None without it, and 404 where there is no such row."""
+    pk = number(request.GET.get(name))
+    return None if pk is None else get_object_or_404(model, pk=pk)
+
+
+def _initial(kind: StudyKind, source: Study | None, run: Run | None, fleet: FleetSnapshot) -> dict[str, Any]:
     if source:
         return initial_of(source)
-    if (asked := number(request.GET.get("run"))) is not None:
-        return kind.form.initial_of_run(get_object_or_404(Run, pk=asked))
-    return kind.form.initial_of_fleet(fleet)
+    return kind.form.initial_of_run(run) if run else kind.form.initial_of_fleet(fleet)
 
 
 def _bound(form: StudyForm) -> StudyForm:
@@ -126,9 +134,3 @@ def _rows(plan: Plan, fleet: FleetSnapshot) -> list[dict[str, Any]]:
         over = listed_text(list(dict.fromkeys(several(workers))))
         out.append({"variant": variant, "over": over, "step": step, "memory": memory})
     return out
-
-
-def _context(
-    kind: StudyKind, form: StudyForm, preview: dict[str, Any] | None, source: Study | None, live: bool = False
-) -> dict[str, Any]:
-    return {"kinds": KINDS.values(), "kind": kind, "form": form, "preview": preview, "source": source, "live": live}

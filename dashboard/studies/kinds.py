@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dashboard.studies.fit_form import FitForm
-from dashboard.studies.forms import SweepForm
 from dashboard.studies.generation_form import GenerationForm
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.scaling_form import ScalingForm
 from dashboard.studies.stashing_form import StashingForm
 from dashboard.studies.study_form import StudyForm
+from dashboard.studies.sweep_form import SweepForm
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def register(kind: StudyKind) -> StudyKind:
 
 
 MATRIX = register(StudyKind("Strategies x recomputation x precision x micro-batches, all else equal.", MatrixForm))
-register(StudyKind("One field of the run over several values, all else equal.", SweepForm))
+register(StudyKind("One field of the run over several values, or two fields crossed, all else equal.", SweepForm))
 register(
     StudyKind(
         "1F1B with its flush against pipelines that stay full on older weights, and DP: time to a loss, and memory.",

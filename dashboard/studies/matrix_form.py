@@ -11,6 +11,7 @@ from django.http import HttpRequest
 
 from dashboard.fields import NumberList, WholeNumber
 from dashboard.runs.forms import program_field, program_text
+from dashboard.runs.models import Run
 from dashboard.studies import families, services, variants
 from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import TrainingForm, fleet_sentence
@@ -23,7 +24,7 @@ from dashboard.studies.written_fields import LayerLists, OwnSchedules, StageSpli
 from parallel_core import limits
 from parallel_core.outline import outline_of
 from parallel_core.outline.recompute import blocks
-from parallel_core.spec import BYTES_PER_ELEMENT
+from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec
 
 NO_STRATEGY = "Choose at least one strategy."
 NO_RECOMPUTATION = "Choose at least one of without, selective and full."
@@ -94,6 +95,14 @@ class MatrixForm(TrainingForm):
         super().__init__(*args, **kwargs)
         self.fields["devices"].help_text = fleet_sentence(self.fleet)
         self.fields["devices"].widget.attrs["aria-describedby"] = "help-devices error-devices"
+
+    @classmethod
+    def initial_of_run(cls, run: Run) -> dict[str, Any]:
+        return {**super().initial_of_run(run), "precisions": [RunSpec.stored(run.spec).train.precision]}
+
+    def implied(self, cleaned: dict[str, Any]) -> dict[str, Any]:
+        """The precision is an axis: where one of them scales its loss, the fields of that apply."""
+        return {"train__precision": "fp16"} if "fp16" in cleaned.get("precisions", ()) else {}
 
     @classmethod
     def sent(cls, request: HttpRequest) -> Self:

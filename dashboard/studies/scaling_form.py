@@ -13,7 +13,7 @@ from dashboard.fleet.words import WORDS
 from dashboard.runs.submission import capacity
 from dashboard.studies import scaling, services
 from dashboard.studies.feasible import previewed
-from dashboard.studies.forms import TrainingForm, fleet_sentence
+from dashboard.studies.forms import UNSCALED, TrainingForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.strategies import BY_KEY
 from dashboard.studies.variants import Plan
@@ -26,6 +26,7 @@ class ScalingForm(TrainingForm):
     kind = scaling.KIND
     title = "Scaling"
     template_name_own = "studies/new_matrix.html"
+    fine_fields = UNSCALED
 
     strategies = forms.MultipleChoiceField(
         choices=[(key, BY_KEY[key].title) for key in scaling.STRATEGIES],

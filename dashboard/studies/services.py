@@ -85,13 +85,23 @@ def create_sweep(
     base: Spec,
     field: str,
     values: Sequence[str],
+    second_field: str = "",
+    second_values: Sequence[str] = (),
     repeats: int = 1,
     timed_steps: int = STARTER_TIMED_STEPS,
 ) -> Study:
-    """A study of one field of the spec (dotted name), everything else equal. Raises as `create`."""
-    if field not in sweepable.fields():
-        raise Invalid({"field": f"'{field}' is not a field that can be swept."})
-    asked: dict[str, Any] = {"field": field, "values": list(values), "timed_steps": timed_steps}
+    """A study of one field of the spec (dotted name), or of two and each pair of their values, everything else equal.
+    Raises as `create`."""
+    chosen = {"field": field, "second_field": second_field} if second_field else {"field": field}
+    if unknown := {
+        at: f"'{path}' is not a field that can be swept."
+        for at, path in chosen.items()
+        if path not in sweepable.fields()
+    }:
+        raise Invalid(unknown)
+    asked: dict[str, Any] = {**chosen, "values": list(values), "timed_steps": timed_steps}
+    if second_field:
+        asked["second_values"] = list(second_values)
     plan = variants.sweep(base, **asked)
     return create(owner=owner, name=name, kind="sweep", base=base, plan=plan, asked=asked, repeats=repeats)
 

@@ -10,7 +10,7 @@ from django import forms
 from dashboard.fields import WholeNumber
 from dashboard.studies import services, variants
 from dashboard.studies.feasible import previewed
-from dashboard.studies.forms import TrainingForm, fleet_sentence
+from dashboard.studies.forms import UNSCALED, TrainingForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core import limits
@@ -26,6 +26,7 @@ class StashingForm(TrainingForm):
     kind = "stashing"
     title = "What stashing buys"
     template_name_own = "studies/new_matrix.html"
+    fine_fields = tuple(path for path in UNSCALED if path != "train.clip")  # all clip by stage
 
     devices = WholeNumber(label="Pipeline stages", min_value=2, max_value=limits.MAX_DEGREE, initial=2)
     micro_batches = WholeNumber(

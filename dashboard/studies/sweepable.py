@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dashboard.runs.form_words import short_label
-from parallel_core.spec import ModelSpec, ParallelSpec, TraceSpec, TrainSpec
+from dashboard.runs import relevance, spec_fields
+from dashboard.runs.form_words import VALUES, short_label
+from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSpec,
@@ -30,17 +31,22 @@ _BEGIN = {
 _BEGIN_LISTS, _BEGIN_NUMBERS = "1; 1, 2", "1, 2, 4, 8"
 _HELD_EQUAL = {"corpus", "steps"}
 """Equal in the whole study."""
+AXES = (("field", "values"), ("second_field", "second_values"))
+"""The fields of a sweep, the second of which there may be, each with its values: names in forms and settings."""
+_UNITS = {"trace.memory_cap": "MiB"}
+"""Units in which values are typed where the short label does not say it, as in New run."""
 
 
 def fields() -> dict[str, str]:
     """`{dotted field: label in the New run form}` of every field of a RunSpec of which several values can be written on
     one line."""
-    return {
-        f"{section}.{leaf}": short_label(f"{section}.{leaf}")
+    paths = [
+        f"{section}.{leaf}"
         for section, model in _SECTIONS.items()
         for leaf in model.model_fields
         if leaf not in _NOT_ONE_VALUE | _HELD_EQUAL
-    }
+    ]
+    return {path: f"{short_label(path)}, {_UNITS[path]}" if path in _UNITS else short_label(path) for path in paths}
 
 
 def separator(field: str) -> str:
@@ -55,9 +61,10 @@ def begin(field: str) -> str:
 
 def begun(before: str, field: str, text: str) -> str:
     """The text of a form in which `field` was chosen instead of `before`: what begins there if `text` is what began for
-    `before`, else `text`, which somebody wrote; `text`, too, where one of them is no field."""
-    chosen = field != before and {before, field} <= fields().keys()
-    return begin(field) if chosen and text.strip() == begin(before) else text
+    `before` (nothing for ''), else `text`, which somebody wrote; `text`, too, where one of them is no field."""
+    known = fields().keys()
+    chosen = field != before and field in known and before in {"", *known}
+    return begin(field) if chosen and text.strip() == (begin(before) if before else "") else text
 
 
 def split(field: str, text: str) -> list[str]:
@@ -80,16 +87,38 @@ def joined(field: str, values: Iterable[Any]) -> str:
 
 def parse(field: str, text: str) -> Any:
     """A value as typed in a form, for pydantic: 'none' becomes None if the field may be None, `2-1` and `2, 1` a list
-    if the field has one. Of `2-1, 1-2`, which is no list, pydantic is left to refuse the parts."""
+    if the field has one, and sizes are in MiB. Of `2-1, 1-2`, which is no list, pydantic is left to refuse the
+    parts."""
     text = text.strip()
     annotation = _annotation(field)
     nullable = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
     if text.lower() == "none" and nullable:
         return None
     if not _is_list(field):
-        return text
+        return spec_fields.value_of(field, text)
     by_stage = field in _BY_STAGE and "-" in text
     return [part.strip() for part in text.split("-")] if by_stage else text.replace(",", " ").split()
+
+
+def named(field: str, text: str) -> str:
+    """What a run with this value is called: "Memory cap = 64 MiB"."""
+    unit = _UNITS.get(field, "") if text.strip().lower() != "none" else ""
+    return f"{short_label(field)} = {text} {unit}".rstrip()
+
+
+def unread(field: str, spec: RunSpec) -> str:
+    """Why a run with this valid spec does not read the field, as a sentence; '' if it does."""
+    sections = spec.model_dump(mode="json")
+
+    def value(path: str) -> Any:
+        section, leaf = path.split(".", 1)
+        return sections[section][leaf]
+
+    needed = relevance.condition(field)
+    if needed is None or relevance.is_read(field, value):
+        return ""
+    found = VALUES.get(str(value(needed.leaf)), str(value(needed.leaf)))
+    return f"“{short_label(field)}” changes nothing while “{short_label(needed.leaf)}” is {found}."
 
 
 def _annotation(field: str) -> Any:

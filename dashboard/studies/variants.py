@@ -8,16 +8,15 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import islice, product, starmap
 from typing import Any
 
 from pydantic import ValidationError
 
 from dashboard.control.placement import Request
-from dashboard.runs.form_words import short_label
+from dashboard.studies import sweepable
 from dashboard.studies.strategies import Strategy, chosen
-from dashboard.studies.sweepable import parse
 from dashboard.studies.written import Again, OwnSchedule, StageSplit
 from parallel_core import limits
 from parallel_core.analysis.quantities import short_text
@@ -142,19 +141,49 @@ def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_step
     return found.plan()
 
 
-def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 40) -> Plan:
-    """One run for each value of `field`, one of `sweepable.fields`; a value that the rules refuse is skipped, with the
-    rule."""
-    section, leaf = field.split(".", 1)
-    label = short_label(field)
-    found = _Found()
-    for value in values:
-        spec = with_steps(base, timed_steps)
-        spec.setdefault(section, {})[leaf] = parse(field, value)
-        if field == "train.warmup_steps":
+def sweep(
+    base: Spec,
+    *,
+    field: str,
+    values: Iterable[str],
+    second_field: str = "",
+    second_values: Iterable[str] = (),
+    timed_steps: int = 40,
+) -> Plan:
+    """One run for each value of `field`, one of `sweepable.fields`; with a second field one for each pair of values.
+
+    A value that the rules refuse is skipped, with the rule; so is one that a run would not read, as its run would be
+    another's twin.
+    """
+    axes = [(field, values), (second_field, second_values)] if second_field else [(field, values)]
+    cells, found = product(*([(path, value) for value in listed] for path, listed in axes)), _Found()
+    for cell in islice(cells, MOST_TRIED):
+        made = _swept(base, cell, timed_steps)
+        whys = {} if isinstance(made, Skipped) else {path: sweepable.unread(path, made.spec) for path, _ in cell}
+        unread = [why for why in whys.values() if why]
+        if unread:
+            read = [each for each in cell if not whys[each[0]]]
+            if read:  # once, called by what it reads
+                found.add_new(_swept(base, read, timed_steps))
+            made = Skipped(_called(cell), " ".join(unread))
+        found.add(made, name=made.name)
+    return found.plan(cut=next(cells, None) is not None)
+
+
+def _swept(base: Spec, cell: Sequence[tuple[str, str]], timed_steps: int) -> Variant | Skipped:
+    """The base with a value as typed for each of these fields, called by them."""
+    spec, name = with_steps(base, timed_steps), _called(cell)
+    for path, value in cell:
+        section, leaf = path.split(".", 1)
+        spec.setdefault(section, {})[leaf] = sweepable.parse(path, value)
+        if path == "train.warmup_steps":
             spec["train"]["steps"] = _int(value, WARMUP_STEPS) + timed_steps
-        found.add(valid(spec, name := f"{label} = {value}"), name=name)
-    return found.plan()
+    made = valid(spec, name)
+    return made if isinstance(made, Skipped) else replace(made, name=name)
+
+
+def _called(cell: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(starmap(sweepable.named, cell))
 
 
 def with_steps(base: Spec, timed_steps: int) -> Spec:
@@ -231,6 +260,11 @@ class _Found:
         self._names[called] += 1
         same = self._names[called]
         self._variants[made.spec] = Variant(f"{called} ({same})" if same > 1 else called, made.spec)
+
+    def add_new(self, made: Variant | Skipped) -> None:
+        """Adds one, unless its spec is here already."""
+        if isinstance(made, Skipped) or made.spec not in self._variants:
+            self.add(made, name=made.name)
 
     def plan(self, cut: bool = False) -> Plan:
         more = (Skipped("All further combinations", f"were not looked at: {too_many_text()}"),) if cut else ()

@@ -10,7 +10,7 @@ from dashboard.runs.spec_fields import from_spec
 from dashboard.studies.models import Study
 
 MATRIX: dict[str, Any] = {
-    **{name: value for name, value in from_spec({}).items() if name.startswith("model__")},
+    **{name: value for name, value in from_spec({}).items() if name.startswith(("model__", "train__"))},
     "kind": "matrix",
     "name": "Which is fastest?",
     "strategies": ["single", "dp", "gpipe"],
@@ -33,6 +33,7 @@ MATRIX: dict[str, Any] = {
     "train__device": "cpu",
 }
 SWEEP = {
+    **{name: value for name, value in from_spec({}).items() if name.startswith(("parallel__", "trace__"))},
     **MATRIX,
     "kind": "sweep",
     "field": "train.global_batch",

@@ -13,10 +13,11 @@ from django.utils import timezone
 from dashboard.runs.models import Run
 from dashboard.runs.spec_fields import ENTRIES, html_name, part_of, to_spec
 from dashboard.studies import families, kinds, services, variants
-from dashboard.studies.forms import SweepForm, TrainingForm
+from dashboard.studies.forms import TrainingForm
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
 from dashboard.studies.strategies import BY_KEY
+from dashboard.studies.sweep_form import SweepForm
 from parallel_core.outline import outline_of
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
