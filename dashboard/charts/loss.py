@@ -59,6 +59,11 @@ ROLES = {"before": ("line-single", "solid"), "broken": ("bad", "dot"), "proof": 
 """Role -> (hue, dash pattern)."""
 
 
+def drawn(curves: Sequence[Curve]) -> list[Curve]:
+    """Those of which a chart shows a line: the first MAX_LINES that have points."""
+    return [curve for curve in curves if len(curve.value)][:MAX_LINES]
+
+
 def chart(
     curves: Sequence[Curve],
     title: str,
@@ -78,20 +83,20 @@ def chart(
     drawn faint, all in one trace, the last. Where a value is more than twice `top`, the figure starts with the range
     from 0 to `top` and says how many values lie above.
     """
-    drawn = [curve for curve in curves if len(curve.value)][:MAX_LINES]
+    lines = drawn(curves)
     older = [curve for curve in replaced if len(curve.value)]
-    axes = {axis: [*(_x(curve, axis) for curve in drawn), *_faint_x(older, axis)] for axis in AXES}
-    traces = [*_told_apart(list(map(_trace, drawn))), *([_faint(older)] if older else [])]
-    above = sum(int((curve.value > top).sum()) for curve in drawn) if top and _far(drawn, top) else 0
-    figure: dict[str, Any] = {"data": traces, "layout": _layout(len(drawn), unit, {"axes": axes})}
+    axes = {axis: [*(_x(curve, axis) for curve in lines), *_faint_x(older, axis)] for axis in AXES}
+    traces = [*_told_apart(list(map(_trace, lines))), *([_faint(older)] if older else [])]
+    above = sum(int((curve.value > top).sum()) for curve in lines) if top and _far(lines, top) else 0
+    figure: dict[str, Any] = {"data": traces, "layout": _layout(len(lines), unit, {"axes": axes})}
     if above:
         figure["layout"]["yaxis"] |= {"range": [0, top], "autorange": False}
         figure["layout"]["meta"]["above"] = above  # the page offers a button that shows them
         figure["config"] = {"doubleClick": "reset+autosize"}
-    subtitle = f"{unit.capitalize()} of each run; {_patterns(drawn)}"
-    subtitle += f"; all {len(drawn)} lines lie on one another" if _alike(drawn) else ""
-    of_all = f"{len(curves)} {of}" if len(drawn) < len(curves) else ""
-    source = f"{source}; {_counted(drawn, older, of_all, above)}"
+    subtitle = f"{unit.capitalize()} of each run; {_patterns(lines)}"
+    subtitle += f"; all {len(lines)} lines lie on one another" if _alike(lines) else ""
+    of_all = f"{len(curves)} {of}" if len(lines) < len(curves) else ""
+    source = f"{source}; {_counted(lines, older, of_all, above)}"
     return Chart(key, title, subtitle, source, figure, COLUMNS, [_row(curve) for curve in curves])
 
 

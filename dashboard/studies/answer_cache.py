@@ -19,7 +19,7 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import ENDED, Cursor, Run, State
 from dashboard.runs.places import Place, places_of
-from dashboard.studies import reruns, scaling
+from dashboard.studies import by_loss, reruns, scaling
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
 from dashboard.studies.selectors import overview
@@ -71,9 +71,10 @@ def _verdict(study: Study, runs: list[Run], places: Mapping[int, Place]) -> str:
     if own := OWN_PAGES.get(study.kind):
         return " ".join(own.verdict(runs, places))
     stand = reruns.standing(runs)
-    view = overview(stand, reruns.stands_for(study.baseline, stand), details=False, places=places)
+    base, ranked = reruns.stands_for(study.baseline, stand), by_loss.ranks(study.kind)
+    view = overview(stand, base, details=False, places=places, ranked=ranked)
     said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]
-    return " ".join(said[: 1 + view.warned_first])  # if a warning comes first, also what it is about
+    return " ".join(said[: view.headlines])
 
 
 def of_ended(study: Study, what: Sequence[object], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

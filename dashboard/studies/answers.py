@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from dashboard.charts.chart import pairs
+from dashboard.studies.by_loss import DIGITS
 from dashboard.studies.selectors import Overview, Row
 from dashboard.studies.written import Again, shown
 from parallel_core.analysis import sentences
@@ -20,6 +21,7 @@ from parallel_core.analysis.quantities import (
     percent_text,
     plural_text,
     ratio_text,
+    significant,
 )
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import speedup
@@ -41,10 +43,20 @@ class Answer:
 
 
 def of_overview(view: Overview) -> list[Answer]:
-    """The answers for a study: memory, largest model, exactness, pipelining, recomputation, use of its devices by
-    others."""
-    made = (_memory(view), _largest(view), _exactness(view), _pipelines(view), *recomputation(view), _quiet(view))
-    return [answer for answer in made if answer]
+    """The answers for a study: lowest loss, memory, largest model, exactness, pipelining, recomputation, use of its
+    devices by others."""
+    made = (_lowest(view), _memory(view), _largest(view), _exactness(view), _pipelines(view))
+    return [answer for answer in (*made, *recomputation(view), _quiet(view)) if answer]
+
+
+def _lowest(view: Overview) -> Answer | None:
+    """The run that trained best, where the study compares that."""
+    found = view.ranking
+    row = next((row for row in view.rows if found and row.run.pk == found.best), None)
+    if found is None or row is None:
+        return None
+    value = significant(found.values[found.best], DIGITS)
+    return Answer(f"Lowest {found.what}", value, f"{row.entry.label}; {found.rival()}.", "loss")
 
 
 def _memory(view: Overview) -> Answer | None:
@@ -85,13 +97,13 @@ def _pipelines(view: Overview) -> Answer | None:
 
     Compared with a device that takes its whole batch at once, the size of the micro-batches would matter as well.
     """
-    done = [row for row in view.rows if row.entry.done and row.entry.result]
+    done = view.by_time
     split = [row for row in done if row.spec.parallel.pp > 1 and row.spec.parallel.micro_batches > 1]
     alone: dict[RunSpec, Row] = {}
     for row in done:
         if row.spec.parallel.world == 1:
             alone.setdefault(_unsplit(row.spec), row)
-    found = next(((row, like) for row in split if (like := alone.get(_unsplit(row.spec)))), None)  # fastest first
+    found = next(((row, like) for row in split if (like := alone.get(_unsplit(row.spec)))), None)
     if found is None:
         return None
     row, like = found

@@ -91,6 +91,15 @@ def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:
     return f"they differ in {listed_text([label[:1].lower() + label[1:] for label in named])}"
 
 
+def trained_differently(specs: Sequence[RunSpec]) -> list[str]:
+    """The training fields of a recipe in which these runs differ: what decides the loss that they reach. Not the data,
+    of which losses cannot be compared, nor how long they train."""
+    apart = {"corpus", "eval_samples", "steps"}
+    fields = {field for spec in specs for field in _differing(specs[0], spec) if field not in apart}
+    fields |= {field for field in ("global_batch", "clip_norm") if len({getattr(s.train, field) for s in specs}) > 1}
+    return sorted(fields)
+
+
 def _differing(a: RunSpec, b: RunSpec) -> list[str]:
     """The training fields that differ and have to be equal: those of SAME_TRAINING, of which a constant rate has no
     end; the number of steps, over all of which a rate decays; and the samples that are held out, if any."""

@@ -24,6 +24,7 @@ from dashboard.runs.selectors import (
     span_counts,
     spans,
 )
+from dashboard.studies import by_loss
 from dashboard.studies.breakages import role_of
 from dashboard.studies.comparability import same_work
 from dashboard.studies.losses import Losses, Points
@@ -65,7 +66,7 @@ def speedups(view: Overview) -> Chart:
     """A run of another kind of model than the baseline's keeps its row, as in the charts beside it, without a bar."""
     entries = [row.entry if row.alike or row.entry.status else replace(row.entry, status=OTHER) for row in view.rows]
     like = view.like_for_like
-    title = view.alone or sentences.speedup_title(like.results, view.base) if view.base else view.verdict[0]
+    title = view.alone or sentences.speedup_title(like.results, view.base) if view.base else view.on_times
     return speedup.chart(entries, title, like.source)
 
 
@@ -102,9 +103,11 @@ def losses(view: Overview) -> Chart:
     """The loss of every run; parity is told in a sentence because curves would not show it."""
     read = view.losses
     curves = [_loss_curve(row, read, read.of(row.run)) for row in view.rows if row.run.pk in read.held]
-    longest = max(curves, key=lambda curve: curve.total, default=None)
+    longest = max(loss.drawn(curves), key=lambda curve: curve.total, default=None)
     title = "0 losses have arrived so far."
-    if longest is not None and len(longest.value):
+    if view.lead and view.ranking and view.ranking.what == by_loss.FINAL:
+        title = view.lead
+    elif longest is not None:
         ends = float(longest.value[0]), float(longest.value[-1])
         title = sentences.loss_title(*ends, int(longest.step[-1]) + 1, longest.label)
     older = [
@@ -236,7 +239,7 @@ def _bubble(row: Row) -> float:
 def default_gantts(view: Overview, chosen: Sequence[int] = ()) -> list[Row]:
     """The rows whose timelines are shown: the `chosen` runs, else the fastest, the slowest, the baseline and further
     ones."""
-    done = [row for row in view.rows if row.entry.done and row.entry.result]
+    done = view.by_time
     if chosen:
         return [row for row in view.rows if row.run.pk in chosen]
     picks = [*done[:1], *done[-1:], *([view.baseline] if view.baseline in done else []), *done[1:]]

@@ -21,6 +21,7 @@ def chart(view: Overview) -> dict[str, Chart]:
     if not rows:
         return {}
     read = held_out_of([row.run for row in rows], view.losses)
+    rows = _lowest_first(rows, read)
     curves = [figures.curve(row, read.of(row.run), _begun(view, row)) for row in rows if row.run.pk in read.held]
     older = [
         figures.curve(row, read.replaced[row.run.pk], _begun(view, row)) for row in rows if row.run.pk in read.replaced
@@ -42,15 +43,25 @@ def _begun(view: Overview, row: Row) -> float | None:
     return float(points["time"][0]) if len(points) else None
 
 
+def _lowest_first(rows: Sequence[Row], read: Losses) -> list[Row]:
+    """The rows with those that reached the lowest losses first, where not all can be drawn; each part in its order."""
+    drawn = {row.run.pk for row in sorted(rows, key=lambda row: _lowest(row, read))[: loss.MAX_LINES]}
+    return sorted(rows, key=lambda row: row.run.pk not in drawn)
+
+
+def _lowest(row: Row, read: Losses) -> float:
+    return float(np.min(_finite(row, read)["value"], initial=np.inf))
+
+
 def _title(rows: Sequence[Row], read: Losses) -> str:
     """Which run reached the lowest, and when."""
-    lowest = [(float(np.nanmin(points["value"])), row, points) for row in rows if len(points := _finite(row, read))]
-    if not lowest:
+    row = min(rows, key=lambda row: _lowest(row, read))
+    if not len(points := _finite(row, read)):
         return "No held-out loss has arrived so far."
-    value, row, points = min(lowest, key=lambda each: each[0])
-    step = int(points["step"][int(points["value"].argmin())])
+    at = int(points["value"].argmin())
     who = f" of {row.entry.marked}" if len(rows) > 1 else ""
-    return f"Held-out loss: the lowest is {significant(value, 4)}{who}, at step {step}."
+    lowest = significant(float(points["value"][at]), 4)
+    return f"Held-out loss: the lowest is {lowest}{who}, at step {int(points['step'][at])}."
 
 
 def _finite(row: Row, read: Losses) -> np.ndarray:

@@ -66,7 +66,7 @@ class Written(NamedTuple):
 
 def steps_of(view: Overview) -> dict[int, Trace]:
     """run id -> the traced step that stands for the run."""
-    done = [row for row in view.rows if row.entry.done and row.entry.result][:READ]
+    done = view.by_time[:READ]
     found = ((row.run.pk, traces.typical(row.run)) for row in done)
     return {pk: trace for pk, trace in found if trace is not None}
 
@@ -75,7 +75,7 @@ def of_overview(view: Overview, steps: Mapping[int, Trace]) -> list[Written]:
     """All seven answers, on runs of the baseline's kind of model; [] until two have a result. What was not measured is
     said."""
     view = view.like_for_like
-    done = [row for row in view.rows if row.entry.done and row.entry.result]
+    done = view.by_time
     if view.base is None or len(done) < 2:
         return []
     return [

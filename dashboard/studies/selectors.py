@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.runs.places import NOWHERE, Machines, Place, places_of
-from dashboard.studies import excluded, peaks
+from dashboard.studies import by_loss, excluded, peaks
+from dashboard.studies.by_loss import Ranking
 from dashboard.studies.comparability import same_updates, tolerance, why_not
 from dashboard.studies.entries import Setting, drift_of, entry_of, own_step, shared_room, waits_of
 from dashboard.studies.labels import labels_of
@@ -50,6 +52,11 @@ class Row:
         return self.run.steps_done
 
     @property
+    def held_out(self) -> float | None:
+        """The lowest held-out loss of a run that has ended; None if there is none."""
+        return by_loss.lowest_held_out(self.run)
+
+    @property
     def progress(self) -> int:
         """Steps done, in percent."""
         return min(100, round(100 * self.steps_done / self.spec.train.steps))
@@ -57,7 +64,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Overview:
-    """Rows in drawing order: finished ones fastest first, then running, queued, and those without a result."""
+    """Rows in drawing order: finished ones fastest first (with a `ranking`, in its order), then running, queued, and
+    those without a result."""
 
     rows: Sequence[Row]
     baseline: Row | None
@@ -66,6 +74,19 @@ class Overview:
     losses: Losses = field(default_factory=Losses)
     places: Mapping[int, Place] = field(default_factory=dict)
     """By run: where it ran."""
+    ranking: Ranking | None = None
+    """The runs by their loss, where that is what the study compares."""
+
+    @property
+    def by_time(self) -> list[Row]:
+        """The rows with a final result, fastest first."""
+        timed = [(row.entry.result.step.median, row) for row in self.rows if row.entry.done and row.entry.result]
+        return [row for _, row in sorted(timed, key=itemgetter(0))]
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether any run evaluates a held-out loss."""
+        return any(row.spec.train.held_out for row in self.rows)
 
     @property
     def limit(self) -> int | None:
@@ -89,12 +110,24 @@ class Overview:
         """Rows of the runs that have not ended."""
         return [row for row in self.rows if row.run.state not in ENDED]
 
-    @cached_property
+    @property
     def verdict(self) -> list[str]:
+        """What the study finds: which run trained best, if it compares that, and which is fastest."""
+        return [*filter(None, (self.lead,)), *self._of_times]
+
+    @cached_property
+    def lead(self) -> str:
+        """Which run reached the lowest loss; '' where only the split differs."""
+        label = self.ranking and next((r.entry.label for r in self.rows if r.run.pk == self.ranking.best), "")
+        return self.ranking.sentence(label, so_far=bool(self.open)) if self.ranking and label else ""
+
+    @cached_property
+    def _of_times(self) -> list[str]:
         if self.base is None:
-            return [self._without_baseline(), *self.left_out]
+            lost = excluded.diverged([r.label for r in self.results if r.diverged]) if self.lead else ""
+            return [self._without_baseline(), *filter(None, (lost,)), *self.left_out]
         alike = self.like_for_like.results
-        told = alike[0] if len(alike) > 1 else None
+        told = min(alike, key=lambda r: r.step.median) if len(alike) > 1 else None
         said = [self.alone] if self.alone else sentences.verdict(alike, self.base)
         return self.cautioned(said, told)
 
@@ -108,8 +141,14 @@ class Overview:
 
     @property
     def on_times(self) -> str:
-        """The first sentence of the verdict that is not a warning."""
-        return self.verdict[self.warned_first if self.base is not None else 0]
+        """The first sentence on times of the verdict that is not a warning."""
+        return self._of_times[self.warned_first if self.base is not None else 0]
+
+    @property
+    def headlines(self) -> int:
+        """How many sentences of the verdict stand for it in a list: the first, or if that warns, also what it is
+        about."""
+        return 1 if self.lead else 1 + self.warned_first
 
     def cautioned(self, said: Sequence[str], told: Result | None = None) -> list[str]:
         """The sentences with warnings about the measurements: in front, if all of them depend on it, else after them.
@@ -259,12 +298,13 @@ def overview(
     *,
     details: bool = True,
     places: Mapping[int, Place] | None = None,
+    ranked: bool = False,
 ) -> Overview:
     """Rows of `runs` against `baseline` (one of them; None = the first with a result, else the first).
 
     If global batches differ, steps are scaled to the baseline's samples: a speedup is samples/s over samples/s. Without
     `details` only the given rows are read: no losses, no queue, no memory limit. `places`: see `places_of`; None = read
-    here.
+    here. `ranked`: by their loss, where runs differ in how they train.
     """
     every = list(runs)
     if not every:
@@ -282,9 +322,10 @@ def overview(
         why = setting.waits.get(run.pk) or run.detail
         alike = specs[run.pk].model.kind == specs[base.pk].model.kind
         rows.append(Row(run, specs[run.pk], entry, equal, why, meters.get(run.pk, {}), alike))
-    rows.sort(key=_order)
+    ranking = by_loss.ranking(every, specs) if ranked else None
+    rows.sort(key=lambda row: _order(row, ranking))
     own = next(row for row in rows if row.run.pk == base.pk)
-    return Overview(rows, own, setting.room, losses, setting.places)
+    return Overview(rows, own, setting.room, losses, setting.places, ranking)
 
 
 def _setting(
@@ -309,10 +350,11 @@ def _default_baseline(runs: Sequence[Run]) -> Run:
     return min(done or runs, key=lambda run: (run.position, run.pk))
 
 
-def _order(row: Row) -> tuple[int, float, int]:
+def _order(row: Row, ranking: Ranking | None) -> tuple[int, by_loss.Order, float, int]:
     rank = {State.SUCCEEDED: 0, State.RUNNING: 1, State.CANCELLING: 1, State.STARTING: 1, State.QUEUED: 2}
     speed = row.entry.result.step.median if row.entry.result and row.entry.done else 0.0
-    return (rank.get(State(row.run.state), 3), speed, row.run.position)
+    place = ranking.order(row.run) if ranking and row.entry.done else (0, 0.0)
+    return (rank.get(State(row.run.state), 3), place, speed, row.run.position)
 
 
 def _parity(losses: Losses, base: Run, run: Run) -> Parity | None:

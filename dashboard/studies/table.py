@@ -20,7 +20,7 @@ COLUMNS = (
     "memory_bytes",
     *(f"{component}_ns" for component in COMPONENTS),
     *("cpu_others", "reference_s", "company", "speedup_at_baseline_pace"),
-    *("final_loss", "held_out_loss", "largest_loss_difference"),
+    *("final_loss", "held_out_loss", "lowest_held_out_loss", "largest_loss_difference"),
 )
 
 
@@ -49,6 +49,6 @@ def _tail(row: Row) -> list[Any]:
     entry, pace = row.entry, row.entry.pace
     values = [entry.others, *((pace.seconds, pace.company) if pace else (None, None)), entry.at_pace]
     summary = row.run.summary
-    values += [summary.get("final_loss"), (summary.get("held_out") or {}).get("loss")]
+    values += [summary.get("final_loss"), (summary.get("held_out") or {}).get("loss"), row.held_out]
     values += [row.parity.largest if row.parity and row.parity.steps else None]
     return ["" if value is None else value for value in values]

@@ -28,6 +28,7 @@ from dashboard.schedules.glossary import words_of
 from dashboard.studies import (
     answer_cache,
     answers,
+    by_loss,
     figures,
     findings,
     fit,
@@ -121,7 +122,7 @@ def view_of(request: HttpRequest, study: Study) -> Overview:
     runs = reruns.standing(every)
     wanted = number(request.GET.get("baseline"))
     chosen = next((run for run in every if run.pk == wanted), None)
-    return overview(runs, reruns.stands_for(chosen or study.baseline, runs))
+    return overview(runs, reruns.stands_for(chosen or study.baseline, runs), ranked=by_loss.ranks(study.kind))
 
 
 def target(request: HttpRequest) -> float | None:

@@ -63,7 +63,9 @@ def test_the_fastest_of_a_study_is_said_to_have_no_loss(reader: Client, study: S
     first = next(text for text in view.verdict if "is fastest" in text)
     assert first.startswith("lr = 30") and first.endswith("; its loss is not finite any more.")
     assert not any(text.startswith("The loss of") for text in view.verdict), "it is said only once"
-    assert "its loss is not finite any more" in plain(reader.get("/studies/").content.decode())
+    assert "its loss is not finite any more" in plain(reader.get(f"/studies/{study.pk}/").content.decode())
+    listed = plain(reader.get("/studies/").content.decode())
+    assert ", lr = 0.001; next" in listed and "is fastest" not in listed, "a list says who trained best"
 
 
 def test_another_run_without_a_loss_is_named_behind(study: Study) -> None:

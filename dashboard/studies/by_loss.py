@@ -1,0 +1,103 @@
+"""Which run of a study trained best, where its runs differ in how they train and not only in how that is split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dashboard.runs.models import Run, State
+from dashboard.studies.comparability import trained_differently
+from parallel_core.analysis.quantities import significant
+from parallel_core.spec import RunSpec
+
+DIGITS = 4
+"""Significant digits of a loss in a sentence."""
+HELD_OUT, FINAL = "held-out loss", "final loss"
+BY_TIME = frozenset({"scaling", "postmortem"})
+Order = tuple[int, float]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Runs that succeeded, by their lowest held-out loss, or by their final loss where none evaluates one."""
+
+    what: str
+    """HELD_OUT or FINAL."""
+    values: Mapping[int, float]
+    """By run, lowest first; those that have none, or whose loss is not finite, are not here."""
+    settings: Mapping[int, Any]
+    """By run: equal for runs that train the same."""
+    finals: Mapping[int, float]
+    """Final losses by run, of those without a value."""
+
+    def order(self, run: Run) -> Order:
+        """The run's place: lower values first, then runs without one, then those whose loss is not finite."""
+        if run.pk in self.values:
+            return 0, self.values[run.pk]
+        return (1, self.finals[run.pk]) if run.pk in self.finals else (2, 0.0)
+
+    @property
+    def best(self) -> int:
+        """The run with the lowest value."""
+        return next(iter(self.values))
+
+    @property
+    def following(self) -> int | None:
+        """The best run that trained by another setting; None if there is none."""
+        return next((pk for pk in self.values if self.settings[pk] != self.settings[self.best]), None)
+
+    def rival(self) -> str:
+        """How close the next setting comes, as a clause."""
+        if self.following is None:
+            return "no other setting has one that is finite"
+        own, other = (significant(self.values[pk], DIGITS) for pk in (self.best, self.following))
+        return f"next {other}" if own != other else f"the next is equal to {DIGITS} digits"
+
+    def sentence(self, label: str, so_far: bool) -> str:
+        """The finding on the best run, called `label`."""
+        value = significant(self.values[self.best], DIGITS)
+        return f"Lowest {self.what}{' so far' if so_far else ''}: {value}, {label}; {self.rival()}."
+
+
+def ranks(kind: str) -> bool:
+    """Whether studies of the kind compare what training reaches, where their runs differ in that: not those that make
+    batches grow with the devices, nor those that break runs on purpose."""
+    return kind not in BY_TIME
+
+
+def lowest_held_out(run: Run) -> float | None:
+    """The lowest held-out loss of a run that has ended; None if it evaluated none, or the last one is not finite."""
+    found = run.summary.get("held_out") if run.summary else None
+    return float(found.get("best", found)["loss"]) if found else None
+
+
+def ranking(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Ranking | None:
+    """The ranking of those of `runs` that succeeded; None unless they differ in how they train the same task, and any
+    has a finite loss.
+
+    Held-out losses rank them only if all are of the same samples.
+    """
+    done = [run for run in runs if run.state == State.SUCCEEDED]
+    fields = trained_differently([specs[run.pk] for run in done])
+    if not fields or len({_task(specs[run.pk]) for run in done}) > 1:
+        return None
+    finite = [run for run in done if not run.diverged]
+    finals = {run.pk: loss for run in finite if (loss := run.summary.get("final_loss")) is not None}
+    held = {run.pk: loss for run in finite if (loss := lowest_held_out(run)) is not None}
+    what, values = (HELD_OUT, held) if held and len({specs[pk].train.held_out for pk in held}) == 1 else (FINAL, finals)
+    values = {pk: value for pk, value in sorted(values.items(), key=lambda each: each[1]) if math.isfinite(value)}
+    if not values:
+        return None
+    settings = {pk: _setting(specs[pk], fields) for pk in values}
+    return Ranking(what, values, settings, {pk: loss for pk, loss in finals.items() if pk not in values})
+
+
+def _task(spec: RunSpec) -> tuple[str, int, str]:
+    """What must be equal for losses to be of one quantity."""
+    return spec.model.kind, spec.model.vocab, spec.train.corpus
+
+
+def _setting(spec: RunSpec, fields: Sequence[str]) -> tuple[Any, ...]:
+    return spec.model, *(getattr(spec.train, field) for field in fields)

@@ -1,0 +1,196 @@
+"""A study whose runs differ in how they train is judged by the loss that they reach, and then by their speed."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.charts import loss
+from dashboard.runs.models import Run, State
+from dashboard.studies import answer_cache, answers, by_loss, figures, held_out, report_answers
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import Overview, overview
+from tests.dashboard import factory
+from tests.dashboard.plain import plain
+from tests.dashboard.test_study_charts import evaluated
+
+NAN = float("nan")
+
+
+def told(run: Run, seconds: float, held: tuple[float, float] | None = None, **train: Any) -> None:
+    """Writes into the row of a run what a test needs of it: seconds a step, its last and lowest held-out losses, and
+    training fields."""
+    timed = {**run.summary["timed"], **dict.fromkeys(("median", "p10", "p90", "mean"), seconds)}
+    summary = {**run.summary, "timed": timed}
+    if held:
+        summary["held_out"] = {"step": 39, "loss": held[0], "best": {"step": 29, "loss": held[1]}}
+    Run.objects.filter(pk=run.pk).update(summary=summary, spec={**run.spec, "train": {**run.spec["train"], **train}})
+
+
+def swept(owner: Any, rates: Mapping[float, float], kind: str = "sweep") -> Study:
+    """A study of learning rates, each with what is added to its losses; later ones are faster."""
+    made = Study.objects.create(name="Rates", owner=owner, kind=kind, base=factory.BASE)
+    for i, (rate, shift) in enumerate(rates.items()):
+        more = {"name": f"lr = {rate:g}", "loss_shift": shift, "train": {"lr": rate}}
+        told(factory.finished(owner, {}, study=made, position=i, **more), 1.0 / (i + 1))
+    made.baseline = made.runs.order_by("position").first()
+    made.save(update_fields=("baseline",))
+    return made
+
+
+def view_of(study: Study, **more: Any) -> Overview:
+    return overview(study.runs.all(), study.baseline, ranked=by_loss.ranks(study.kind), **more)
+
+
+def labels(view: Overview) -> list[str]:
+    return [row.entry.label for row in view.rows]
+
+
+@pytest.fixture
+def study(alice: Any) -> Study:
+    return swept(alice, {0.001: 0.5, 0.01: 0.0, 30.0: NAN, 0.1: 0.25})
+
+
+FOUND = "Lowest final loss: 2.731, lr = 0.01; next 2.981."
+
+
+def test_the_lowest_final_loss_leads_and_rows_stand_in_its_order(study: Study) -> None:
+    view = view_of(study)
+    assert labels(view) == ["lr = 0.01", "lr = 0.1", "lr = 0.001", "lr = 30"]
+    assert view.verdict[0] == figures.losses(view).title == FOUND
+    assert view.verdict[1].startswith("lr = 0.1 is fastest") and view.on_times == view.verdict[1]
+    assert "The loss of lr = 30 is not finite any more." in view.verdict
+    first = answers.of_overview(view)[0]
+    assert first == answers.Answer("Lowest final loss", "2.731", "lr = 0.01; next 2.981.", "loss")
+    assert answer_cache.verdicts([study]) == {study.pk: FOUND}
+
+
+def test_pages_say_it_first(reader: Client, study: Study) -> None:
+    for address in (f"/studies/{study.pk}/", f"/studies/{study.pk}/report/", "/studies/"):
+        assert FOUND in plain(reader.get(address).content.decode()), address
+
+
+def test_held_out_losses_come_before_final_ones(study: Study) -> None:
+    runs = list(study.runs.order_by("position"))
+    for run, held in zip(runs, ((2.5, 2.1), (2.4, 2.3), (9.0, 1.0), (2.6, 2.2)), strict=True):
+        told(run, 1.0, held, eval_every=10)
+    view = view_of(study)
+    assert labels(view) == ["lr = 0.001", "lr = 0.1", "lr = 0.01", "lr = 30"]
+    assert view.verdict[0] == "Lowest held-out loss: 2.1, lr = 0.001; next 2.2."
+    assert FOUND not in view.verdict and figures.losses(view).title != view.verdict[0]
+    told(runs[0], 1.0, (2.5, 2.1), eval_every=10, eval_samples=8)
+    assert view_of(study).verdict[0] == FOUND, "held-out losses are not of the same samples"
+
+
+def test_runs_that_evaluate_none_stand_before_those_that_lost_theirs(study: Study) -> None:
+    told(study.runs.get(name="lr = 0.001"), 1.0, (2.5, 2.5), eval_every=10)
+    view = view_of(study)
+    assert labels(view) == ["lr = 0.001", "lr = 0.01", "lr = 0.1", "lr = 30"]
+    assert view.verdict[0] == "Lowest held-out loss: 2.5, lr = 0.001; no other setting has one that is finite."
+
+
+def test_equal_losses_and_runs_that_still_train_are_said(alice: Any) -> None:
+    made = swept(alice, {0.001: 0.0, 0.01: 1e-6})
+    assert view_of(made).verdict[0] == "Lowest final loss: 2.731, lr = 0.001; the next is equal to 4 digits."
+    factory.queued(alice, {}, study=made, position=2, name="lr = 1", train={"lr": 1.0})
+    assert view_of(made).verdict[0].startswith("Lowest final loss so far: 2.731, ")
+
+
+def test_a_repeat_of_the_best_setting_is_not_the_next(alice: Any) -> None:
+    made = swept(alice, {0.001: 0.0, 0.01: 0.5})
+    twin = factory.finished(alice, {"dp": 2}, study=made, position=2, name="again", train={"lr": 0.001})
+    assert view_of(made).verdict[0] == "Lowest final loss: 2.731, lr = 0.001; next 3.231."
+    assert [row.run.pk for row in view_of(made).rows][1] == twin.pk
+
+
+@pytest.mark.parametrize(
+    ("change", "ranked"),
+    (
+        ({"train": {"lr": 1e-4}}, True),
+        ({"train": {"global_batch": 32}}, True),
+        ({"train": {"clip_norm": 2.0}}, True),
+        ({"train": {"seed": 8}}, True),
+        ({"train": {"lr_final": 0.5}}, False),  # of a constant rate
+        ({"train": {"clip": "stage"}}, False),
+        ({"train": {"precision": "bf16"}}, False),
+        ({"train": {"eval_samples": 8}}, False),
+        ({"train": {"lr": 1e-4, "corpus": "blob:" + "0" * 64}}, False),
+        ({"train": {"lr": 1e-4}, "model": {"vocab": 512}}, False),
+        ({"train": {"lr": 1e-4}, "model": {"layers": 2}}, True),
+        ({"parallel": {"dp": 2}}, False),
+    ),
+)
+def test_only_runs_of_one_task_that_train_otherwise_are_ranked(
+    alice: Any, change: dict[str, dict[str, Any]], ranked: bool
+) -> None:
+    made = swept(alice, {0.001: 0.0})
+    other = factory.finished(alice, {}, study=made, position=1, name="other", train={"lr": 0.001})
+    spec = {section: {**fields, **change.get(section, {})} for section, fields in other.spec.items() if fields}
+    Run.objects.filter(pk=other.pk).update(spec=spec)
+    assert bool(view_of(made).lead) == ranked
+
+
+@pytest.mark.parametrize("kind", sorted(by_loss.BY_TIME))
+def test_kinds_that_change_the_training_for_another_reason_stay_by_time(alice: Any, kind: str) -> None:
+    view = view_of(swept(alice, {0.001: 0.5, 0.01: 0.0, 0.1: 0.25}, kind))
+    assert not view.lead and labels(view) == ["lr = 0.1", "lr = 0.01", "lr = 0.001"]
+
+
+def test_what_is_about_speed_still_finds_the_fastest(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "OPEN_GANTTS", 2)
+    view = view_of(study)
+    assert [row.entry.label for row in view.by_time] == ["lr = 0.1", "lr = 30", "lr = 0.01", "lr = 0.001"]
+    shown = [row.entry.label for row in figures.default_gantts(view)]
+    assert sorted(shown) == ["lr = 0.001", "lr = 0.1"]
+    written = report_answers.of_overview(view, report_answers.steps_of(view))
+    assert [words for words, _ in written[0].links] == ["lr = 0.1", "lr = 0.001"]
+
+
+def test_a_baseline_without_a_result_keeps_the_finding_and_names_lost_losses(study: Study) -> None:
+    assert study.baseline is not None
+    Run.objects.filter(pk=study.baseline.pk).update(state=State.FAILED, detail="Stopped.")
+    study.baseline.refresh_from_db()
+    said = view_of(study).verdict
+    assert said[0] == FOUND and said[2] == "The loss of lr = 30 is not finite any more."
+    assert figures.speedups(view_of(study)).title == said[1]
+
+
+def test_the_best_is_drawn_and_named_where_not_all_are(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "MAX_LINES", 2)
+    made = Study.objects.create(name="Many", owner=alice, kind="matrix")
+    lows = (3.0, 2.5, 2.0)
+    runs = [evaluated(alice, made, i, {9: low + 1, 19: low}) for i, low in enumerate(lows)]
+    for i, run in enumerate(runs):
+        told(run, 1.0 + i)
+    chart = held_out.chart(overview(made.runs.all()))["held_out"]
+    assert [trace["y"][-1] for trace in chart.figure["data"]] == [2.5, 2.0], "of the three, in the page's order"
+    assert f"the lowest is 2 of {runs[2].label} #{runs[2].pk}, at step 19" in chart.title
+    monkeypatch.setattr(loss, "MAX_LINES", 1)
+    view = view_of(swept(alice, {0.001: 0.5, 0.01: 0.0, 0.1: 0.25}))
+    assert [trace["name"] for trace in figures.losses(view).figure["data"]] == ["lr = 0.01"]
+
+
+def test_a_title_names_no_run_that_is_not_drawn(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "MAX_LINES", 1)
+    made = Study.objects.create(name="Longer", owner=alice, kind="matrix")
+    told(factory.finished(alice, {}, study=made, position=0, name="short"), 1.0)
+    told(factory.finished(alice, {}, study=made, position=1, name="long", train={"steps": 60}), 2.0)
+    assert "short" in figures.losses(view_of(made)).title
+
+
+def test_tables_have_a_column_of_each_loss(reader: Client, study: Study) -> None:
+    address = f"/studies/{study.pk}/"
+    assert "Lowest held-out loss" not in reader.get(address).content.decode()
+    told(study.runs.get(name="lr = 0.001"), 1.0, (2.5, 2.125), eval_every=10)
+    for page in (address, f"{address}report/"):
+        text = reader.get(page).content.decode()
+        assert '<th scope="col" class="num">Loss</th><th scope="col" class="num">Lowest held-out loss</th>' in text
+        assert '<td class="num">2.125</td>' in text and '<td class="num">not finite</td>' in text
+    rows = list(csv.DictReader(io.StringIO(reader.get(f"{address}table.csv").content.decode())))
+    assert [row["lowest_held_out_loss"] for row in rows] == ["2.125", "", "", ""]
+    assert [row["held_out_loss"] for row in rows] == ["2.5", "", "", ""]
