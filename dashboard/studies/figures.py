@@ -46,7 +46,7 @@ DASHES = {"1f1b-naive": "dot", "1f1b-stash": "dashdot", "1f1b-vertical": "longda
 """Dash patterns of pipelines without a flush: their losses differ, and all pipelines have one colour."""
 
 USUAL, ROOM = 95, 1.25
-"""The first view of step times ends at ROOM times their USUAL-th percentile."""
+"""The first view of step times, or of losses, ends at ROOM times their USUAL-th percentile."""
 
 
 def of_overview(view: Overview) -> dict[str, Chart]:
@@ -116,7 +116,15 @@ def losses(view: Overview) -> Chart:
         if row.run.pk in read.replaced
     ]
     source = ", ".join(filter(None, ("measured", read.part))) + left_out(row.run for row in view.rows)
-    return loss.chart(curves, title, source, replaced=older)
+    return loss.chart(curves, title, source, replaced=older, top=usual_top(view, read))
+
+
+def usual_top(view: Overview, read: Losses) -> float | None:
+    """Where the first view of losses ends, so that a run that diverges does not press the others together: of the runs
+    that are ranked by their loss the median of what `steps` takes of each; None where none are."""
+    ranked = [read.held[pk]["value"] for pk in (view.ranking.values if view.ranking else ()) if pk in read.held]
+    tops = [float(np.percentile(finite, USUAL)) for own in ranked if len(finite := own[np.isfinite(own)])]
+    return ROOM * float(np.median(tops)) if tops else None
 
 
 def _loss_curve(row: Row, read: Losses, points: Points, origin: float | None = None) -> Curve:

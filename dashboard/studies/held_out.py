@@ -29,7 +29,8 @@ def chart(view: Overview) -> dict[str, Chart]:
     sizes = sorted({row.spec.train.held_out for row in rows})
     source = f"measured: mean over the last {listed_text([str(size) for size in sizes])} samples of the corpus"
     source += left_out(row.run for row in rows)
-    made = loss.chart(curves, _title(rows, read), source, key="held_out", unit="held-out loss", replaced=older)
+    top = figures.usual_top(view, read)
+    made = loss.chart(curves, _title(rows, read), source, key="held_out", unit="held-out loss", replaced=older, top=top)
     for trace in made.figure["data"][: len(made.figure["data"]) - bool(older)]:  # few points, each a mean already
         symbol = trace.get("marker", {}).get("symbol", "triangle-up")
         marker = {"symbol": symbol, "size": 8, "color": trace["line"]["color"]}

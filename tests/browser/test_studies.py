@@ -92,7 +92,7 @@ def test_what_is_wrong_is_said_at_its_field(page: Page, name: str, value: str, m
 
 def test_a_list_field_that_is_chosen_begins_with_lists_and_what_is_typed_stays(page: Page) -> None:
     page.goto("/studies/new/?kind=sweep")
-    values, field = page.get_by_label("Values"), page.get_by_label("Field to sweep")
+    values, field = page.get_by_label("Values", exact=True), page.get_by_label("Field to sweep")
     field.select_option("parallel.recompute_layers")
     expect(values).to_have_value("0; 0, 2")
     values.fill("1; 0, 1")
@@ -104,6 +104,25 @@ def test_a_list_field_that_is_chosen_begins_with_lists_and_what_is_typed_stays(p
     values.fill("1, 2, 4, 8")  # and waits before the semicolon
     expect(page.locator("#error-values")).to_contain_text("write a semicolon behind it")
     expect(values).to_have_value("1, 2, 4, 8")
+
+
+def test_a_run_is_swept_over_two_fields_from_its_page(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto(f"/runs/{stocked['dp']}/")
+    page.get_by_role("link", name="Sweep…").click()
+    expect(page.get_by_label("Data parallel")).to_have_value("2")
+    page.get_by_label("Field to sweep").select_option("train.lr")
+    page.get_by_label("Values", exact=True).fill("0.001, 0.01")
+    page.get_by_label("Crossed with").select_option("train.seed")
+    second = page.get_by_label("Its values")
+    expect(second).to_have_value("1, 2, 4, 8")
+    second.fill("1, 2")
+    expect(plan(page)).to_contain_text("4 runs on up to 2 devices")
+    samples, every = page.get_by_label("Held-out samples"), page.get_by_label("Evaluate held-out loss every")
+    page.get_by_text("Optimiser, held-out loss and checkpoints").click()
+    expect(samples).to_be_hidden()
+    every.fill("5")
+    every.press("Tab")
+    expect(samples).to_be_visible()
 
 
 def test_own_schedules_are_read_into_their_field_one_behind_the_other(page: Page, tmp_path: Path) -> None:

@@ -183,6 +183,24 @@ def test_a_title_names_no_run_that_is_not_drawn(alice: Any, monkeypatch: pytest.
     assert "short" in figures.losses(view_of(made)).title
 
 
+def test_a_run_that_diverges_does_not_press_the_curves_of_others_together(alice: Any) -> None:
+    chart = figures.losses(view_of(swept(alice, {0.001: 0.5, 0.01: 0.0, 1.0: 1e6})))
+    low, high = chart.figure["layout"]["yaxis"]["range"]
+    assert low == 0 and 6 < high < 8
+    assert chart.figure["layout"]["meta"]["above"] == 43 and "43 of them above this view" in chart.source
+    together = figures.losses(view_of(swept(alice, {0.001: 0.5, 0.01: 0.0, 1.0: 1.0})))
+    assert "range" not in together.figure["layout"]["yaxis"]
+
+
+def test_held_out_losses_that_diverge_start_out_of_view(alice: Any) -> None:
+    made = Study.objects.create(name="Held out", owner=alice, kind="sweep")
+    for i, lows in enumerate(({9: 3.0, 19: 2.5}, {9: 3.5, 19: 2.0}, {9: 1e9, 19: 1e8})):
+        run = evaluated(alice, made, i, lows, lr=0.001 * (i + 1))
+        told(run, 1.0, (lows[19], lows[19]))
+    chart = held_out.chart(view_of(made))["held_out"]
+    assert chart.figure["layout"]["yaxis"]["range"][1] < 5 and chart.figure["layout"]["meta"]["above"] == 2
+
+
 def test_tables_have_a_column_of_each_loss(reader: Client, study: Study) -> None:
     address = f"/studies/{study.pk}/"
     assert "Lowest held-out loss" not in reader.get(address).content.decode()
