@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.test import Client
 
 from dashboard.runs.form_words import short_label
@@ -60,6 +62,25 @@ def test_a_size_is_swept_in_the_unit_of_its_field() -> None:
         "Memory cap = none",
     ]
     assert sweepable.fields()["trace.memory_cap"] == "Memory cap, MiB"
+
+
+def test_caps_that_were_swept_in_bytes_are_cloned_as_they_were(alice: Any) -> None:
+    made = Study.objects.create(
+        name="Caps",
+        owner=alice,
+        kind="sweep",
+        base={},
+        settings={"field": "trace.memory_cap", "values": ["67108864", "524289", "none", "x"], "timed_steps": 40},
+    )
+    other = Study.objects.create(
+        name="Seeds", owner=alice, kind="sweep", base={}, settings={"field": "train.seed", "values": ["1048576"]}
+    )
+    import_module("dashboard.studies.migrations.0004_caps_in_mib").to_mib(apps, None)
+    made.refresh_from_db()
+    other.refresh_from_db()
+    again = [sweepable.parse("trace.memory_cap", text) for text in made.settings["values"]]
+    assert again == [67108864, 524289, None, "x"]
+    assert other.settings["values"] == ["1048576"]
 
 
 def test_two_fields_are_crossed(alice: Any) -> None:
