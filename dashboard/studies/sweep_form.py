@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Self
 
 from django import forms
@@ -94,7 +95,11 @@ class SweepForm(TrainingForm):
         return mark_safe("".join(self.begun_for(field) for field, _ in sweepable.AXES))
 
     def own_group(self) -> Iterator[forms.BoundField]:
-        return self.group(tuple(name for axis in sweepable.AXES for name in axis))
+        return chain.from_iterable(self.axes())
+
+    def axes(self) -> Iterator[Iterator[forms.BoundField]]:
+        """Each field to sweep with its values."""
+        return map(self.group, sweepable.AXES)
 
     def split_group(self) -> Iterator[forms.BoundField]:
         return self.group(SPLIT)

@@ -208,6 +208,13 @@ def test_a_sweep_of_a_run_begins_with_everything_that_it_states(member: Client, 
     assert f'href="?kind=matrix&amp;run={run.pk}"' in page.content.decode()
 
 
+def test_a_sweep_of_a_broken_run_says_that_it_is_not_broken(member: Client, alice: Any) -> None:
+    broken = factory.queued(alice, {"dp": 2}, inject=[{"kind": "straggler", "rank": 1}])
+    sound = factory.queued(alice, {"dp": 2})
+    pages = [member.get(f"{NEW}?kind=sweep&run={run.pk}").content.decode() for run in (broken, sound)]
+    assert ["without what it was broken with" in page for page in pages] == [True, False]
+
+
 def test_a_grid_is_previewed_queued_named_and_cloned(member: Client) -> None:
     grid = {**SWEEP, "name": "", "second_field": "train.lr", "second_values": "0.1, 0.01"}
     assert "<strong>4 runs</strong>" in preview(member, grid)
