@@ -19,6 +19,7 @@ from dashboard.runs.places import Place
 from dashboard.studies import reruns
 from dashboard.studies.entries import shared_room
 from dashboard.studies.fit import LayerSearch, hunts, sentences, single_of
+from dashboard.studies.kinds import clone_address
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal
 from parallel_core.plan.memory import counted, worst_stage
@@ -50,7 +51,7 @@ def page(request: HttpRequest, study: Study) -> HttpResponse:
     runs = list(study.runs.all())
     live = live_context(request, study, runs)
     equal = _equal([line.hunt for line in live["lines"]], max((run.devices for run in runs), default=0))
-    context = {"runs": runs, "equal": equal}
+    context = {"runs": runs, "equal": equal, "clone": clone_address(study)}
     return render(request, "studies/fit.html", live | context)
 
 

@@ -20,6 +20,7 @@ from dashboard.studies import reruns
 from dashboard.studies.entries import waits_of
 from dashboard.studies.generation import Generations, Row, of_runs
 from dashboard.studies.generation_words import differences, grown, sentences
+from dashboard.studies.kinds import clone_address
 from dashboard.studies.models import Study
 from parallel_core.analysis.quantities import plural_text, significant
 from parallel_core.outline import outline_of
@@ -49,7 +50,7 @@ class Line:
 def page(request: HttpRequest, study: Study) -> HttpResponse:
     """The answer in a sentence, the times as bars, and every run with its memory and whether its text is the same."""
     runs = list(study.runs.select_related("resume_run"))
-    context: dict[str, Any] = {"runs": runs}
+    context: dict[str, Any] = {"runs": runs, "clone": clone_address(study)}
     if runs:
         context |= {"equal": _equal(runs[0]), "source": runs[0].resume_run, "step": runs[0].resume_step}
     return render(request, "studies/generation.html", live_context(request, study, runs) | context)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from django.urls import reverse
+
 from dashboard.studies.fit_form import FitForm
 from dashboard.studies.generation_form import GenerationForm
 from dashboard.studies.matrix_form import MatrixForm
+from dashboard.studies.models import Study
 from dashboard.studies.scaling_form import ScalingForm
 from dashboard.studies.stashing_form import StashingForm
 from dashboard.studies.study_form import StudyForm
@@ -67,3 +70,14 @@ register(
         GenerationForm,
     )
 )
+
+
+MADE_BY = {"starter": MATRIX.key}
+"""The kind whose form makes a study that was created without one, from its settings."""
+
+
+def clone_address(study: Study) -> str:
+    """The address of New study with what this study was created from; '' where no form would make the same runs (those
+    of a study of kind listed came one by one, those of a postmortem from its scenario)."""
+    key = MADE_BY.get(study.kind, study.kind)
+    return f"{reverse('studies:new')}?kind={key}&clone={study.pk}" if key in KINDS else ""

@@ -41,6 +41,7 @@ from dashboard.studies import (
     table,
 )
 from dashboard.studies.entry_points import ENTRY_POINTS
+from dashboard.studies.kinds import clone_address
 from dashboard.studies.listing import Listing
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
@@ -150,6 +151,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
         "gantt_height": 56 * sum(row.run.devices for row in gantt_rows) + 80,
         "legend": LEGEND,
         "words": words_of(specs),
+        "clone": clone_address(study),
     }
     return render(request, "studies/page.html", live | context)
 
