@@ -56,14 +56,20 @@ def program_field(label: str, into: str, **attrs: str) -> forms.FileField:
 
 
 def program_text(upload: UploadedFile, field: str) -> str:
-    """The text of an uploaded schedule. Raises Invalid at `field` if it is too large, empty or not UTF-8."""
-    if not upload.size or upload.size > limits.MAX_PROGRAM:
-        most = limits.MAX_PROGRAM // 1024
-        raise Invalid({field: f"A schedule has 1 byte to {most} KiB; this file has {upload.size or 0} bytes."})
+    """The text of an uploaded schedule. Raises Invalid at `field` as `uploaded_text`."""
+    return uploaded_text(upload, field, "A schedule", limits.MAX_PROGRAM)
+
+
+def uploaded_text(upload: UploadedFile, field: str, what: str, most: int) -> str:
+    """The text of an uploaded file (`what` it should be, "A schedule") of at most `most` bytes. Raises Invalid at
+    `field` if it is too large, empty or not UTF-8."""
+    if not upload.size or upload.size > most:
+        raise Invalid({field: f"{what} has 1 byte to {most // 1024} KiB; this file has {upload.size or 0} bytes."})
     try:
         return upload.read().decode()
     except UnicodeDecodeError as error:
-        raise Invalid({field: f"This is no schedule: byte {error.start} is not UTF-8 text."}) from error
+        no = what.split(" ", 1)[1]
+        raise Invalid({field: f"This is no {no}: byte {error.start} is not UTF-8 text."}) from error
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("texts/<int:pk>/delete", text_views.delete, name="delete-text"),
     path("new/", views.new, name="new"),
     path("new/check", views.check, name="check"),
+    path("new/spec", views.load, name="load"),
     path("<int:pk>/", page_views.page, name="page"),
     path("<int:pk>/part/<slug:name>", page_views.fragment, name="fragment"),
     path("<int:pk>/data/<slug:name>.json", page_views.data, name="data"),

@@ -18,17 +18,17 @@ from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
 from dashboard.control.dispatch import resume_from
 from dashboard.numbers import number
-from dashboard.runs import next_trace, resuming, services, spec_fields, submission
+from dashboard.runs import next_trace, resuming, services, spec_loading, submission
 from dashboard.runs.damaged import damaged
 from dashboard.runs.forms import RunForm, split_tags
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.panel import Panel
 from dashboard.runs.presets import BY_KEY, PRESETS
+from dashboard.runs.spec_loading import SpecForm
 from dashboard.runs.states import retries_at_first
 from parallel_core import limits
 from parallel_core.analysis.quantities import sentence_text
 from parallel_core.observe.trace_request import read_how
-from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
 
 
@@ -39,7 +39,7 @@ def _form_page(request: HttpRequest, form: RunForm, status: int = 200, **more: A
 
 def _initial(spec: dict[str, Any], resume_from: ResumeFrom | None = None, hosts: int = 0, **words: Any) -> RunForm:
     spelt = f"{resume_from['run']}:{resume_from['step']}" if resume_from else ""
-    form = RunForm(initial={**spec_fields.from_spec(spec), "resume_from": spelt, "hosts": str(hosts), **words})
+    form = RunForm(initial={**spec_loading.form_values(spec), "resume_from": spelt, "hosts": str(hosts), **words})
     form.assessment = submission.assess(spec, resume_from, hosts)
     form.show(form.assessment.errors)
     return form
@@ -54,17 +54,24 @@ def new(request: HttpRequest) -> HttpResponse:
     """
     if request.method == "POST":
         return _create(request)
+    if text := request.GET.get("spec", ""):
+        return _loaded(request, SpecForm({"spec": text}))
     preset = BY_KEY.get(request.GET.get("preset", ""), PRESETS[0])
-    asked = _asked(request.GET.get("spec", ""))
-    return _form_page(request, _initial(preset.spec if asked is None else asked), preset=preset)
+    return _form_page(request, _initial(preset.spec), preset=preset, given=SpecForm())
 
 
-def _asked(text: str) -> dict[str, Any] | None:
-    """The spec in the query; None if there is none that is valid."""
-    try:
-        return RunSpec.model_validate_json(text).model_dump(mode="json") if text else None
-    except ValueError:
-        return None
+@require_POST
+@member_required
+def load(request: HttpRequest) -> HttpResponse:
+    """The form, filled with the spec of a file or of a text; 422 if there is none in it. Queues nothing."""
+    return _loaded(request, SpecForm(request.POST, request.FILES))
+
+
+def _loaded(request: HttpRequest, given: SpecForm) -> HttpResponse:
+    """The form with the spec that was given, its errors at their fields; with the first preset if it is none."""
+    if not given.is_valid():
+        return _form_page(request, _initial(PRESETS[0].spec), 422, preset=PRESETS[0], given=given)
+    return _form_page(request, _initial(given.cleaned_data["spec"]), given=SpecForm(), loaded=True)
 
 
 def _create(request: HttpRequest) -> HttpResponse:

@@ -39,6 +39,7 @@ THEIRS = {
 OF_MEMBERS = ASKING | {
     "/runs/new/": 422,
     "/runs/new/check": 200,
+    "/runs/new/spec": 422,
     "/runs/cancel": 302,
     "/runs/delete": 200,
     "/runs/links": 302,
