@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from django.http import HttpRequest
@@ -14,9 +15,10 @@ from dashboard.api.idempotency import Key, made_once
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.api.waiting import MOST_S
 from dashboard.json_values import clean
-from dashboard.runs import generating, removal, resuming, selectors, services, submission
+from dashboard.runs import field_terms, generating, removal, resuming, selectors, services, submission
 from dashboard.runs.damaged import damaged
 from dashboard.runs.list_views import as_row
+from dashboard.runs.listing import EXAMPLE, moment
 from dashboard.runs.models import Run
 from dashboard.studies import joining
 from dashboard.studies.models import Study
@@ -74,7 +76,7 @@ def _study(pk: int | None) -> Study | None:
     return found
 
 
-@router.get("", auth=READ, response={200: s.Envelope[list[s.RunOut]], **s.refusals(*LISTS)})
+@router.get("", auth=READ, response={200: s.Envelope[list[s.RunListed]], **s.refusals(*LISTS)})
 def list_runs(
     request: HttpRequest,
     q: s.Text = "",
@@ -83,15 +85,39 @@ def list_runs(
     strategy: s.Text = "",
     tag: s.Text = "",
     study: s.Id | None = None,
+    created_after: Annotated[s.Moment | None, Query(description="then or later, UTC unless it says otherwise")] = None,
+    created_before: Annotated[s.Moment | None, Query(description="before then")] = None,
+    spec: Annotated[bool, Query(description="each run with its spec")] = False,
     sort: Sort = "-id",
     page: PageNumber = 1,
     per_page: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Any:
-    """Runs, newest first unless sorted otherwise. `meta` has count, page, per_page."""
-    filters = selectors.Filters(q.strip(), tuple(state), owner, strategy, tag, study, sort)
-    rows = selectors.list_runs(filters).defer("spec", "summary")
+    """Runs, newest first unless sorted otherwise. `meta` has count, page, per_page. `q`: in their name, strategy or
+    tags, or their number; a term such as `train.lr=0.003` finds runs with that value of a field of the spec."""
+    if wrong := field_terms.parse(q.strip()).wrong:
+        raise services.Invalid({"q": " ".join(wrong)})
+    filters = selectors.Filters(
+        q=q.strip(),
+        states=tuple(state),
+        owner=owner,
+        strategy=strategy,
+        tag=tag,
+        study=study,
+        created_after=_moment("created_after", created_after),
+        created_before=_moment("created_before", created_before),
+        sort=sort,
+    )
+    rows = selectors.list_runs(filters).defer("summary", *(() if spec else ("spec",)))
     some, meta = page_of(rows, page, per_page)
-    return {"data": [record(run) for run in some], "meta": meta}
+    return {"data": [record(run) | {"spec": run.spec if spec else None} for run in some], "meta": meta}
+
+
+def _moment(name: str, text: str | None) -> datetime | None:
+    """Raises Invalid at `name` if the text is no date that there is."""
+    found = moment(text) if text else None
+    if text and found is None:
+        raise services.Invalid({name: f"There is no such date; write one such as {EXAMPLE}."})
+    return found
 
 
 @router.get("/{run_id}", auth=READ, response={200: s.Envelope[s.RunDetail], **s.refusals(*s.SEES)})

@@ -28,6 +28,16 @@ Rank = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Tags = Annotated[list[Annotated[str, Field(max_length=MAX_TAG, pattern=r"^[^\x00]*$")]], Field(max_length=MAX_TAGS)]
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
 
+Moment = Annotated[
+    str,
+    Field(
+        max_length=32,
+        pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[+-][0-9]{2}:[0-9]{2})?)?$",
+        examples=["2026-11-27"],
+    ),
+]
+"""A date, or a date with a time."""
+
 
 class Error(Schema):
     code: str
@@ -135,6 +145,14 @@ class RunOut(Schema):
     started_at: datetime | None
     ended_at: datetime | None
     steps_done: int = Field(description="as pages and checkpoints count: `step` + 1, 0 before the first")
+    final_loss: float | None = Field(description="loss of its last step; null until it has ended")
+    held_out: float | None = Field(description="newest loss of the held-out samples; null where none was evaluated")
+
+
+class RunListed(RunOut):
+    """A run of a list; `spec` if that was asked for."""
+
+    spec: dict[str, Any] | None
 
 
 class Placed(Schema):

@@ -36,7 +36,7 @@ CHUNK_POINTS = 500
 LOG_CHUNK_BYTES = 64 * 1024
 FILLED = ("first_step", "last_step", "count", "closed", "data")
 """Columns of a SeriesChunk that `fill` sets."""
-LATEST = {"loss": "loss", "tokens_per_s": "tokens_per_s"}
+LATEST = {"loss": "loss", "eval_loss": "held_out", "tokens_per_s": "tokens_per_s"}
 """Series of a run -> the column of the run's row that holds its newest value."""
 
 TOPICS = {

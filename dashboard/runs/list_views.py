@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict, StreamingHttpResponse
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBadRequest,
+    JsonResponse,
+    QueryDict,
+    StreamingHttpResponse,
+)
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
@@ -17,8 +25,9 @@ from dashboard.csv_cells import no_formula
 from dashboard.json_values import finite
 from dashboard.live.changes import priced
 from dashboard.numbers import numbers
+from dashboard.runs import field_terms
 from dashboard.runs.listing import Listing, options
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import ENDED, Run, State
 from dashboard.runs.selectors import list_runs
 from dashboard.streaming import Echo, streamed
 
@@ -48,8 +57,11 @@ FIELDS = (
     "started_at",
     "ended_at",
     "steps_done",
+    "final_loss",
+    "held_out",
 )
-"""Names of a run's record. A new one comes last: some read the file by the position of a column."""
+"""Names of a run's record. A new one comes last: some read the file by the position of a column. Behind them come the
+leaves of the spec, in an order that changes with the spec."""
 
 
 @require_safe
@@ -57,7 +69,10 @@ FIELDS = (
 def runs(request: HttpRequest) -> HttpResponse:
     """The whole page, or for HTMX only the results. The state of the list is the query string."""
     listing = Listing.parse(request.GET)
-    context = {"listing": listing, "page": listing.read(), "may_submit": may_submit(request.user)}
+    page = listing.read()
+    held_out = listing.held_out(page)
+    context = {"listing": listing, "page": page, "may_submit": may_submit(request.user)}
+    context |= {"held_out": held_out, "headers": listing.headers(held_out)}
     partial = request.headers.get("HX-Request") and not request.headers.get("HX-History-Restore-Request")
     if partial:
         response = render(request, "runs/list_results.html", context)
@@ -92,8 +107,10 @@ def ticked(given: QueryDict) -> list[int]:
 
 @token_may_read
 @require_safe
-def export_csv(request: HttpRequest) -> StreamingHttpResponse:
-    """The filtered list, all pages."""
+def export_csv(request: HttpRequest) -> HttpResponseBase:
+    """The filtered list, all pages; 400 if the search has a term that means nothing."""
+    if refusal := _refusal(request):
+        return refusal
     headers = {"Content-Disposition": 'attachment; filename="runs.csv"'}
     return StreamingHttpResponse(
         streamed(_lines(_listed(request))), content_type="text/csv; charset=utf-8", headers=headers
@@ -103,10 +120,19 @@ def export_csv(request: HttpRequest) -> StreamingHttpResponse:
 @token_may_read
 @require_safe
 def export_json(request: HttpRequest) -> HttpResponse:
-    """The first `limit` of the filtered list, whatever its page, and how many there are, in the envelope of the API."""
+    """The first `limit` of the filtered list, whatever its page, and how many there are, in the envelope of the API;
+    400 as for the CSV file."""
+    if refusal := _refusal(request):
+        return refusal
     listed = _listed(request)
     rows = list(_rows(listed[:MAX_EXPORT]))
     return JsonResponse({"data": rows, "meta": {"count": len(rows), "total": len(listed), "limit": MAX_EXPORT}})
+
+
+def _refusal(request: HttpRequest) -> HttpResponse | None:
+    """The answer to a search with a term that means nothing: a file cannot say that it was left out."""
+    wrong = field_terms.parse(Listing.parse(request.GET).filters.q).wrong
+    return HttpResponseBadRequest("\n".join(wrong), content_type="text/plain; charset=utf-8") if wrong else None
 
 
 def _listed(request: HttpRequest) -> list[int]:
@@ -116,18 +142,24 @@ def _listed(request: HttpRequest) -> list[int]:
 
 def _rows(listed: Sequence[int]) -> Iterator[dict[str, Any]]:
     """The runs as records. Read in batches, so that no query stays open while a slow reader takes the rows."""
-    runs = Run.objects.select_related("owner").defer("spec", "summary")
+    runs = Run.objects.select_related("owner").defer("summary")
     for start in range(0, len(listed), EXPORT_BATCH):
         batch = listed[start : start + EXPORT_BATCH]
         found = runs.in_bulk(batch)
-        yield from (as_row(found[pk]) for pk in batch if pk in found)
+        yield from (as_row(found[pk]) | spec_row(found[pk].spec) for pk in batch if pk in found)
 
 
 def _lines(listed: Sequence[int]) -> Iterator[str]:
-    out = csv.writer(Echo())
-    yield out.writerow(FIELDS)
+    out, names = csv.writer(Echo()), (*FIELDS, *spec_row({}))
+    yield out.writerow(names)
     for row in _rows(listed):
-        yield out.writerow([_cell(row[name]) for name in FIELDS])
+        yield out.writerow([_cell(row[name]) for name in names])
+
+
+def spec_row(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """`spec.train.lr` etc. -> value, for every leaf of `field_terms.leaves`; None for one that the spec lacks."""
+    leaves = (path.split(".", 1) for path in field_terms.leaves())
+    return {f"spec.{section}.{leaf}": spec.get(section, {}).get(leaf) for section, leaf in leaves}
 
 
 def as_row(run: Run) -> dict[str, Any]:
@@ -146,6 +178,7 @@ def as_row(run: Run) -> dict[str, Any]:
             run.memory_peak,
         ),
         *(run.created_at, run.started_at, run.ended_at, run.steps_done),
+        *(finite(run.loss) if run.state in ENDED else None, finite(run.held_out)),
     )
     return dict(zip(FIELDS, values, strict=True))
 
@@ -153,7 +186,7 @@ def as_row(run: Run) -> dict[str, Any]:
 def _cell(value: Any) -> Any:
     """A value for CSV: lists joined by commas, no text that a spreadsheet would run as a formula."""
     if isinstance(value, list):
-        value = ", ".join(value)
+        value = ", ".join(map(str, value))
     if isinstance(value, str):
         return no_formula(value)
     return "" if value is None else value

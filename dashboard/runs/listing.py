@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, time
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -15,12 +16,16 @@ from django.http import QueryDict
 
 from dashboard.numbers import number
 from dashboard.once import once
+from dashboard.runs import field_terms
 from dashboard.runs.models import Run, State
 from dashboard.runs.selectors import SORTS, Filters, list_runs
 from parallel_core.analysis.quantities import listed_text
 
 PER_PAGE = 50
 MAX_TEXT = 200
+DATES = ("created_after", "created_before")
+EXAMPLE = "2026-11-27 or 2026-11-27T14:30Z"
+HELD_OUT = "held_out"
 OPTIONS_S = 30
 """How long a new tag of an old run may be missing among the filters."""
 
@@ -44,6 +49,7 @@ COLUMNS = (
     Column("devices", "Devices", True),
     Column("step", "Steps", True, "steps done"),
     Column("loss", "Loss", True),
+    Column("held_out", "Held out", True, "newest loss of the held-out samples"),
     Column("step_time", "Step time", True, "median of the timed steps; ≈ where other processes used the devices, too"),
     Column("tokens_per_s", "Throughput", True, "of the median step; while it runs, of the newest"),
     Column("memory", "Memory", True, "measured peak of the worst rank"),
@@ -67,6 +73,8 @@ class Listing:
         states = dict.fromkeys(clean_text(state) for state in query.getlist("state") if clean_text(state))
         asked = query.get("sort") or "-id"
         sort = asked if asked.lstrip("-") in SORTS and asked.count("-") < 2 else "-id"
+        written = {name: clean_text(query.get(name, "")) for name in DATES}
+        dates = {name: moment(text) for name, text in written.items()}
         filters = Filters(
             q=clean_text(query.get("q", "")),
             states=tuple(state for state in states if state in State.values),
@@ -75,10 +83,14 @@ class Listing:
             tag=clean_text(query.get("tag", "")),
             study=number(query.get("study")),
             sort=sort,
+            **dates,
         )
         wrong = [(f"state={state}", "a state", State.values) for state in states if state not in State.values]
         wrong += [(f"sort={clean_text(asked)}", "an order", list(SORTS))] * (asked != sort)
-        return cls(filters, number(query.get("page")) or 1, tuple(_left_out(*one) for one in wrong))
+        said = [_left_out(*one) for one in wrong] + field_terms.parse(filters.q).wrong
+        undated = {name: text for name, text in written.items() if text and dates[name] is None}
+        said += [f"{name}={text} was left out; write a date, such as {EXAMPLE}." for name, text in undated.items()]
+        return cls(filters, number(query.get("page")) or 1, tuple(said))
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -90,6 +102,7 @@ class Listing:
         page = changes.pop("page", self.page)
         values = asdict(replace(self.filters, **changes))
         values["state"] = values.pop("states")
+        values |= {name: date_text(values[name]) for name in DATES}
         if values["sort"] == "-id":
             del values["sort"]
         if page > 1:
@@ -103,9 +116,14 @@ class Listing:
         text = self.query(page=1)
         return text if text == "?" else f"{text}&"
 
-    def headers(self) -> Iterator[dict[str, Any]]:
-        """Each column with the address that sorts by it, and its aria-sort value."""
-        for column in COLUMNS:
+    def held_out(self, rows: Iterable[Run]) -> bool:
+        """Whether the column of the held-out loss is shown: one of the rows has one, or they are sorted by it."""
+        return self.filters.sort.lstrip("-") == HELD_OUT or any(run.held_out is not None for run in rows)
+
+    def headers(self, held_out: bool) -> Iterator[dict[str, Any]]:
+        """Each column with the address that sorts by it, and its aria-sort value; that of the held-out loss only if
+        asked for."""
+        for column in (one for one in COLUMNS if held_out or one.sort != HELD_OUT):
             up, down = self.filters.sort == column.sort, self.filters.sort == f"-{column.sort}"
             first = f"-{column.sort}" if column.numeric or column.sort == "created" else column.sort
             turned = column.sort if down else f"-{column.sort}"
@@ -118,7 +136,12 @@ class Listing:
     @property
     def filtered(self) -> bool:
         f = self.filters
-        return bool(f.q or f.states or f.owner or f.strategy or f.tag or f.study)
+        return bool(f.q or f.states or f.owner or f.strategy or f.tag or f.study or any(self.dates.values()))
+
+    @property
+    def dates(self) -> dict[str, str]:
+        """Filter of a date -> its text, '' if it is not set."""
+        return {name: date_text(getattr(self.filters, name)) for name in DATES}
 
     def read(self) -> Page[Run]:
         """The page of runs; the last page if there are fewer. The ids are sorted first, as whole rows would make the
@@ -138,6 +161,22 @@ class Listing:
 
 def _left_out(asked: str, kind: str, known: Sequence[str]) -> str:
     return f"{asked} is not {kind} and was left out; there are {listed_text(known)}."
+
+
+def moment(text: str) -> datetime | None:
+    """A date or a date with a time, UTC unless it says otherwise, in ISO 8601; None for anything else."""
+    try:
+        found = datetime.fromisoformat(clean_text(text))
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def date_text(value: datetime | None) -> str:
+    """The inverse of `moment`: only the date at midnight; '' for None."""
+    if value is None:
+        return ""
+    return value.date().isoformat() if value.time() == time() else value.isoformat().replace("+00:00", "Z")
 
 
 def clean_text(text: str) -> str:

@@ -120,6 +120,7 @@ class Run(models.Model):
     # Newest values, for lists: written with the points they come from.
     step = models.IntegerField(null=True, blank=True)  # counts from 0
     loss = models.FloatField(null=True, blank=True)
+    held_out = models.FloatField(null=True, blank=True)  # loss of held-out samples
     step_time = models.FloatField(null=True, blank=True)  # median of the timed steps so far, seconds
     tokens_per_s = models.FloatField(null=True, blank=True)
     memory_peak = models.BigIntegerField(null=True, blank=True)  # worst rank, bytes

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.db.models import F, Q, QuerySet
 
 from dashboard.numbers import number
+from dashboard.runs import field_terms
 from dashboard.runs.models import Run
 from dashboard.runs.tag_lookups import tag_contains, tag_is
 
@@ -16,7 +18,8 @@ from dashboard.runs.tag_lookups import tag_contains, tag_is
 class Filters:
     """Filters of the runs list; an empty one matches all.
 
-    `states`: any of these; `strategy`: a run's label; `sort`: a key of SORTS, descending with `-` in front.
+    `q`: words, and terms as `field_terms` reads them; `states`: any of these; `strategy`: a run's label; made at
+    `created_after` or later, and before `created_before`; `sort`: a key of SORTS, descending with `-` in front.
     """
 
     q: str = ""
@@ -25,6 +28,8 @@ class Filters:
     strategy: str = ""
     tag: str = ""
     study: int | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
     sort: str = "-id"
 
 
@@ -41,6 +46,7 @@ SORTS = {
     "ended": "ended_at",
     "step": "step",
     "loss": "loss",
+    "held_out": "held_out",
     "step_time": "step_time",
     "tokens_per_s": "tokens_per_s",
     "memory": "memory_peak",
@@ -53,9 +59,11 @@ _ALWAYS = ("id", "name", "state", "owner", "strategy", "devices", "created")
 def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
     """Runs that match, in the order of `filters.sort`; rows without a value come last."""
     runs = Run.objects.select_related("owner", "study")
-    if filters.q:
-        matches = Q(name__icontains=filters.q) | Q(label__icontains=filters.q) | Q(tag_contains(filters.q))
-        if (pk := number(filters.q)) is not None:
+    search = field_terms.parse(filters.q)
+    runs = runs.filter(*search.conditions)
+    if words := search.words:
+        matches = Q(name__icontains=words) | Q(label__icontains=words) | Q(tag_contains(words))
+        if (pk := number(words)) is not None:
             matches |= Q(pk=pk)
         runs = runs.filter(matches)
     if filters.states:
@@ -68,6 +76,10 @@ def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
         runs = runs.filter(tag_is(filters.tag))
     if filters.study is not None:
         runs = runs.filter(study_id=filters.study)
+    if filters.created_after is not None:
+        runs = runs.filter(created_at__gte=filters.created_after)
+    if filters.created_before is not None:
+        runs = runs.filter(created_at__lt=filters.created_before)
     return runs.order_by(*_order(filters.sort))
 
 

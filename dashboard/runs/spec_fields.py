@@ -237,13 +237,15 @@ def _digits(value: float) -> str:
 
 
 _NUMBERS = ("parallel.cuts", "parallel.replicas", "parallel.widths", "parallel.recompute_layers", "trace.profile_ranks")
+LISTS = (*_NUMBERS, "trace.profile_steps")
+"""Leaves whose value is a list of numbers."""
 _IN: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(_NUMBERS, _numbers_in),
     "trace.profile_steps": lambda text: _numbers_in(text) or [],
     "trace.memory_cap": _mib_in,
 }
 _OUT: dict[str, Callable[[Any], str]] = {
-    **dict.fromkeys((*_NUMBERS, "trace.profile_steps"), _numbers_out),
+    **dict.fromkeys(LISTS, _numbers_out),
     "trace.memory_cap": mib_text,
 }
 

@@ -34,7 +34,15 @@ function patch(row, fresh) {
   requestAnimationFrame(() => row.classList.add("pulse"));
 }
 
+const columnsOf = (root) => [...root.querySelectorAll("th .sort")].map((link) => link.id).join(",");
+
 function apply(part) {
+  if (columnsOf(part) !== columnsOf(results)) {
+    // A run got its first value of a column that is shown only where there is one: cells would not fit their columns.
+    if (orderOf(part) === orderOf(results)) replace(part);
+    else changed.hidden = false;
+    return;
+  }
   const fresh = new Map(rowsOf(part).map((row) => [row.dataset.run, row]));
   for (const row of rowsOf(results)) if (fresh.has(row.dataset.run)) patch(row, fresh.get(row.dataset.run));
   if (orderOf(part) === orderOf(results)) return;
