@@ -92,8 +92,8 @@ def list_runs(
     page: PageNumber = 1,
     per_page: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Any:
-    """Runs, newest first unless sorted otherwise. `meta` has count, page, per_page. `q`: in their name, strategy or
-    tags, or their number; a term such as `train.lr=0.003` finds runs with that value of a field of the spec."""
+    """Runs, newest first unless sorted otherwise. `meta` has count, page, per_page. `q`: in their name, strategy,
+    tags or notes, or their number; a term such as `train.lr=0.003` finds runs with that value of the spec."""
     if wrong := field_terms.parse(q.strip()).wrong:
         raise services.Invalid({"q": " ".join(wrong)})
     filters = selectors.Filters(
@@ -142,10 +142,10 @@ def cancel_run(request: HttpRequest, run_id: RunId) -> Any:
     "/{run_id}", auth=SUBMIT, response={200: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 404, 413, 422)}
 )
 def edit_run(request: HttpRequest, run_id: RunId, payload: s.RunEdit) -> Any:
-    """Renames a run, or replaces its tags; only for its owner and admins."""
+    """Renames a run, or replaces its tags or notes; only for its owner and admins."""
     require_member(request)
     run = run_of(run_id)
-    changed = {"name": run.name, "tags": run.tags} | payload.model_dump(exclude_none=True)
+    changed = {"name": run.name, "tags": run.tags, "notes": run.notes} | payload.model_dump(exclude_none=True)
     return {"data": detail(services.edit(run=run, user=request.user, **changed))}
 
 

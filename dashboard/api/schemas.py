@@ -9,7 +9,7 @@ from ninja import Schema
 from pydantic import ConfigDict, Field
 
 from dashboard.runs.models import State
-from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS
+from dashboard.runs.services import MAX_NOTES, MAX_RETRIES, MAX_TAG, MAX_TAGS
 from dashboard.runs.spreading import MOST_HOSTS
 from parallel_core import limits
 from parallel_core.generation_request import MAX_SAMPLES, Token
@@ -26,6 +26,7 @@ Step = Annotated[int, Field(ge=0, le=limits.MAX_STEPS + 1)]
 Gzip = Annotated[bool, Field(description="packed by gzip")]
 Rank = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Tags = Annotated[list[Annotated[str, Field(max_length=MAX_TAG, pattern=r"^[^\x00]*$")]], Field(max_length=MAX_TAGS)]
+Notes = Annotated[str, Field(max_length=MAX_NOTES, pattern=r"^[^\x00]*$")]
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
 
 Moment = Annotated[
@@ -97,6 +98,7 @@ class RunEdit(Schema):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"tags": ["kept"]}})
     name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] | None = None
     tags: Tags | None = None
+    notes: Notes | None = None
 
 
 class GenerateIn(Schema):
@@ -184,6 +186,7 @@ class CheckpointOut(Schema):
 
 
 class RunDetail(RunOut):
+    notes: str
     spec: dict[str, Any]
     summary: dict[str, Any]
     retries_left: int

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from dashboard.api import schemas as s
 from dashboard.runs.services import MAX_RETRIES
-from dashboard.studies.services import MAX_NOTES, MAX_REPEATS
+from dashboard.studies.services import MAX_REPEATS
 from dashboard.studies.variants import MAX_RUNS, MOST_CALLED
 from parallel_core import limits
 from parallel_core.spec import RunSpec
@@ -87,7 +87,7 @@ class StudyEdit(Schema):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"name": "two batches, again"}})
     name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] | None = None
-    notes: Annotated[str, Field(max_length=MAX_NOTES, pattern=r"^[^\x00]*$")] | None = None
+    notes: s.Notes | None = None
 
 
 class CancelOut(Schema):

@@ -59,6 +59,7 @@ FIELDS = (
     "steps_done",
     "final_loss",
     "held_out",
+    "notes",
 )
 """Names of a run's record. A new one comes last: some read the file by the position of a column. Behind them come the
 leaves of the spec, in an order that changes with the spec."""
@@ -178,7 +179,7 @@ def as_row(run: Run) -> dict[str, Any]:
             run.memory_peak,
         ),
         *(run.created_at, run.started_at, run.ended_at, run.steps_done),
-        *(finite(run.loss) if run.state in ENDED else None, finite(run.held_out)),
+        *(finite(run.loss) if run.state in ENDED else None, finite(run.held_out), run.notes),
     )
     return dict(zip(FIELDS, values, strict=True))
 

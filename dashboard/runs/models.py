@@ -80,6 +80,8 @@ class Run(models.Model):
     label = models.TextField(blank=True)
     """Short name of the strategy, e.g. 'PP-1F1B + AR' (parallel_core.plan.strategy.label)."""
     tags = models.JSONField(default=list, blank=True)
+    notes = models.TextField(blank=True, default="")
+    """What its owner writes on it, in plain text: what it is to show, what it showed."""
     spec = models.JSONField()
     devices = models.IntegerField(default=1)
     exclusive = models.BooleanField(default=False)

@@ -62,7 +62,8 @@ def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
     search = field_terms.parse(filters.q)
     runs = runs.filter(*search.conditions)
     if words := search.words:
-        matches = Q(name__icontains=words) | Q(label__icontains=words) | Q(tag_contains(words))
+        matches = Q(tag_contains(words))
+        matches |= Q(name__icontains=words) | Q(label__icontains=words) | Q(notes__icontains=words)
         if (pk := number(words)) is not None:
             matches |= Q(pk=pk)
         runs = runs.filter(matches)

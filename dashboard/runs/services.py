@@ -28,6 +28,8 @@ from workers.contract import ResumeFrom, task_of
 
 MAX_TAGS = 20
 MAX_TAG = 40
+MAX_NOTES = 4000
+"""Characters of the notes on a run or a study."""
 MAX_RETRIES = 10
 NO_NULL = "Null characters cannot be stored."
 MAX_PREDICTED_RANKS = 4096
@@ -210,18 +212,19 @@ def request_cancel(*, run: Run, user: Any) -> Run:
     return run
 
 
-def edit(*, run: Run, user: Any, name: str, tags: Sequence[str]) -> Run:
-    """Renames and re-tags. Raises PermissionDenied or Invalid."""
+def edit(*, run: Run, user: Any, name: str, tags: Sequence[str], notes: str) -> Run:
+    """Renames and re-tags, and replaces the notes. Raises PermissionDenied or Invalid."""
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may change it.")
     clean_name, clean_tags = name.strip(), _clean_tags(tags)
-    errors = _check_words(clean_name, clean_tags)
+    words, errors = clean_notes(notes), _check_words(clean_name, clean_tags)
+    errors |= notes_errors(words)
     if not clean_name:
         errors["name"] = "A run needs a name."
     if errors:
         raise Invalid(errors)
-    run.name, run.tags = clean_name, clean_tags
-    run.save(update_fields=("name", "tags"))
+    run.name, run.tags, run.notes = clean_name, clean_tags, words
+    run.save(update_fields=("name", "tags", "notes"))
     announce(run.pk, run.study_id, "state")
     return run
 
@@ -261,6 +264,20 @@ def name_errors(name: str) -> dict[str, str]:
         return {"name": NO_NULL}
     if len(name) > limits.MAX_NAME:
         return {"name": f"A name has at most {limits.MAX_NAME} characters; this one has {len(name)}."}
+    return {}
+
+
+def clean_notes(notes: str) -> str:
+    """The notes of a run or a study without surrounding space, with line ends as on Unix."""
+    return notes.replace("\r\n", "\n").strip()
+
+
+def notes_errors(notes: str) -> dict[str, str]:
+    """What is wrong with clean notes, at `notes`; {} if nothing is."""
+    if "\x00" in notes:
+        return {"notes": NO_NULL}
+    if len(notes) > MAX_NOTES:
+        return {"notes": f"Notes have at most {MAX_NOTES} characters; these have {len(notes)}."}
     return {}
 
 

@@ -169,19 +169,23 @@ def trace_next(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def edit(request: HttpRequest, pk: int) -> HttpResponse:
-    """Changes name and tags of a run."""
+    """Changes name, tags and notes of a run."""
     run = get_object_or_404(Run, pk=pk)
     if not may_change(request.user, run):
         raise PermissionDenied("Only the run's owner and admins may change it.")
-    values, errors = {"name": run.name, "tags": ", ".join(run.tags)}, {}
+    values, errors = {"name": run.name, "tags": ", ".join(run.tags), "notes": run.notes}, {}
     if request.method == "POST":
-        values = {key: request.POST.get(key, "") for key in values}
+        values = {key: request.POST.get(key, now) for key, now in values.items()}
         try:
-            services.edit(run=run, user=request.user, name=values["name"], tags=split_tags(values["tags"]))
+            services.edit(run=run, user=request.user, **values | {"tags": split_tags(values["tags"])})
         except services.Invalid as error:
             errors = error.field_errors
         else:
             return redirect("runs:page", pk)
-    hints = {"name": f"at most {limits.MAX_NAME} characters", "tags": "separated by commas"}
+    hints = {
+        "name": f"at most {limits.MAX_NAME} characters",
+        "tags": "separated by commas",
+        "notes": f"what it is to show, or what it showed; at most {services.MAX_NOTES} characters",
+    }
     context = {"run": run, "values": values, "errors": errors, "hints": hints}
     return render(request, "runs/edit.html", context, status=422 if errors else 200)

@@ -8,14 +8,14 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.roles import may_change
+from dashboard.runs.services import MAX_NOTES
 from dashboard.studies import services
 from dashboard.studies.models import Study
 from parallel_core import limits
 
 HINTS = {
     "name": f"at most {limits.MAX_NAME} characters",
-    "notes": f"what it is to find out, or what it found; on its page and in its report; at most {services.MAX_NOTES} "
-    "characters",
+    "notes": f"what it is to find out, or what it found; on its page and in its report; at most {MAX_NOTES} characters",
 }
 
 

@@ -37,8 +37,6 @@ __all__ = [
 ]
 
 MAX_REPEATS = 20
-MAX_NOTES = 4000
-"""Characters of the notes on a study."""
 STARTER_SECONDS = 220.0
 """The longest estimate for the starter study, so that it is done within 5 minutes of the first page."""
 STARTER_TIMED_STEPS = 40
@@ -242,11 +240,8 @@ def edit(*, study: Study, user: Any, name: str, notes: str) -> Study:
     """Renames a study and replaces its notes. Raises PermissionDenied or Invalid."""
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may change it.")
-    words, errors = notes.replace("\r\n", "\n").strip(), _name_errors(name)
-    if "\x00" in words:
-        errors["notes"] = runs.NO_NULL
-    elif len(words) > MAX_NOTES:
-        errors["notes"] = f"Notes have at most {MAX_NOTES} characters; these have {len(words)}."
+    words = runs.clean_notes(notes)
+    errors = _name_errors(name) | runs.notes_errors(words)
     if errors:
         raise Invalid(errors)
     study.name, study.notes = name.strip(), words

@@ -110,15 +110,15 @@ def test_strangers_neither_cancel_nor_rename(run: Run, bob: Any) -> None:
     with pytest.raises(PermissionDenied):
         services.request_cancel(run=run, user=bob)
     with pytest.raises(PermissionDenied):
-        services.edit(run=run, user=bob, name="mine", tags=[])
+        services.edit(run=run, user=bob, name="mine", tags=[], notes="mine")
 
 
 def test_rename(run: Run, alice: Any) -> None:
-    services.edit(run=run, user=alice, name="second", tags=["c"])
+    services.edit(run=run, user=alice, name="second", tags=["c"], notes=" as\r\nplanned ")
     run.refresh_from_db()
-    assert (run.name, run.tags) == ("second", ["c"])
+    assert (run.name, run.tags, run.notes) == ("second", ["c"], "as\nplanned")
     with pytest.raises(services.Invalid) as caught:
-        services.edit(run=run, user=alice, name="  ", tags=[])
+        services.edit(run=run, user=alice, name="  ", tags=[], notes="")
     assert list(caught.value.field_errors) == ["name"]
 
 
