@@ -177,7 +177,8 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
     if request.method == "POST":
         values = {key: request.POST.get(key, now) for key, now in values.items()}
         try:
-            services.edit(run=run, user=request.user, **values | {"tags": split_tags(values["tags"])})
+            tags = split_tags(values["tags"])
+            services.edit(run=run, user=request.user, name=values["name"], tags=tags, notes=values["notes"])
         except services.Invalid as error:
             errors = error.field_errors
         else:
