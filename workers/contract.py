@@ -99,6 +99,11 @@ class RunIdentity(TypedDict):
     """Ids of the run's attempts so far: by them, a worker recognises the checkpoints of versions that know no uid."""
 
 
+def checkpoint_folder(run: int, uid: str) -> str:
+    """The name of the folder in which a worker keeps the checkpoints of a run; `uid` is '' for a run without one."""
+    return f"{run}-{uid}" if uid else str(run)
+
+
 class StartMessage(TypedDict):
     run: int
     attempt: int  # primary key of the Attempt row: unique over all runs, also those of earlier, deleted databases

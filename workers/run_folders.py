@@ -15,7 +15,7 @@ from pathlib import Path
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
-from workers.contract import RunIdentity
+from workers.contract import RunIdentity, checkpoint_folder
 
 _UID = re.compile(r"[0-9a-f]{1,64}")
 
@@ -36,7 +36,7 @@ def all_of_run(checkpoints: Path, run: int, identity: RunIdentity | None) -> lis
         return [by_number]
     if not _UID.fullmatch(identity["uid"]):
         raise CheckpointError(f"The uid {identity['uid']!r} of run {run} is none.")
-    own = by_number.with_name(f"{run}-{identity['uid']}")
+    own = by_number.with_name(checkpoint_folder(run, identity["uid"]))
     return [own] if attempts_in(by_number).isdisjoint(identity["attempts"]) else [own, by_number]
 
 

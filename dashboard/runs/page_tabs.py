@@ -13,6 +13,7 @@ from dashboard.runs import (
     metric_charts,
     page_accounts,
     page_charts,
+    page_checkpoints,
     page_memory,
     page_operators,
     page_snapshot,
@@ -90,7 +91,8 @@ def _spec(asked: _Asked) -> dict[str, Any]:
 
 def _events(asked: _Asked) -> dict[str, Any]:
     events = asked.run.events.select_related("actor", "attempt")
-    return {"events": events, "attempts": asked.run.attempts.order_by("number")}
+    attempts = asked.run.attempts.order_by("number")
+    return {"events": events, "attempts": attempts, **page_checkpoints.context(asked.run)}
 
 
 def _layout_of_rank(asked: _Asked) -> dict[str, Any]:

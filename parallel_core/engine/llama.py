@@ -24,6 +24,7 @@ from parallel_core.checkpoint import safetensors
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.engine import storage
 from parallel_core.engine.shares import Box, ComputedShare, Share
+from parallel_core.llama_models import no_llama
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
@@ -122,12 +123,8 @@ def _number(field: str, value: Any) -> float:
 
 def config_of(model: ModelSpec) -> dict[str, Any]:
     """The config.json of a model. Raises CheckpointError if it is not a Llama."""
-    llama = {"kind": "gpt", "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
-    if wrong := [name for name, value in llama.items() if getattr(model, name) != value]:
-        name = wrong[0]
-        raise CheckpointError(
-            f"Only a Llama can be exported: the checkpoint has model.{name}={getattr(model, name)}, not {llama[name]}."
-        )
+    if wrong := no_llama(model):
+        raise CheckpointError(f"Only a Llama can be exported: the checkpoint has {wrong}.")
     outline = GptOutline(model)
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -1,0 +1,119 @@
+"""The table of a run's checkpoints: what each is, where it is, and commands that the command line understands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.fleet.models import Worker
+from dashboard.runs import page_checkpoints, services
+from dashboard.runs.models import Checkpoint, Run, State
+from parallel_core.__main__ import main
+from parallel_core.checkpoint.folder import path_of
+from tests.dashboard import factory
+from workers import run_folders
+from workers.settings import NAME_VARIABLE, Settings
+
+pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
+
+LLAMA = {"positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
+
+
+def saved(owner: Any, *steps: tuple[int, str, float | None], **model: Any) -> Run:
+    """A run with checkpoints (step, worker, held-out loss)."""
+    spec = {"model": model if "kind" in model else factory.BASE["model"] | model, "train": factory.BASE["train"]}
+    factory.worker()
+    run = services.submit(owner=owner, spec=spec)
+    attempt = factory.start(run)
+    for step, worker, held_out in steps:
+        of = {"attempt": attempt, "worker": worker, "step": step, "held_out": held_out}
+        Checkpoint.objects.create(run=run, bytes=3 << 20, seconds=0.5, **of)
+    return run
+
+
+def page(client: Client, run: Run) -> str:
+    return unescape(client.get(f"/runs/{run.pk}/?tab=events").content.decode())
+
+
+def rows(text: str) -> list[str]:
+    return re.findall(r'<tr data-step="\d+">.*?</tr>', text, re.DOTALL)
+
+
+def test_each_copy_is_a_row_with_its_size_place_and_held_out_loss(reader: Client, alice: Any) -> None:
+    run = saved(alice, (10, "yard-a", 2.5), (20, "yard-a", 2.75), (20, "yard-b", 2.75))
+    found = rows(page(reader, run))
+    assert [re.findall(r"<code>(step-\d+)</code>", row)[0] for row in found] == [
+        *("step-00000020", "step-00000020", "step-00000010")
+    ]
+    assert "3 MiB" in found[0] and "yard-a" in found[0] and "yard-b" in found[1] and "2.75" in found[1]
+    assert ["(lowest)" in row for row in found] == [False, False, True]
+
+
+def test_a_damaged_one_says_so_and_stands_in_no_command(reader: Client, alice: Any) -> None:
+    run = saved(alice, (10, "yard-a", None), (20, "yard-a", None))
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED, ended_at=timezone.now())
+    later = factory.queued(alice, resume_from={"run": run.pk, "step": 20})
+    said = "The checkpoint step-00000020 is damaged: rank-0.bin is short."
+    Run.objects.filter(pk=later.pk).update(state=State.FAILED, detail=said, ended_at=timezone.now())
+    found = rows(page(reader, run))
+    assert ["Damaged" in row for row in found] == [True, False]
+    (place,) = page_checkpoints.context(run)["places"]
+    assert place.step == 10 and "step-00000010" in place.commands[0]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("uid", ["0123abcd", ""])
+def test_the_folder_is_the_one_that_the_worker_uses(
+    alice: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, uid: str
+) -> None:
+    run = saved(alice, (10, "yard-a", None))
+    Run.objects.filter(pk=run.pk).update(uid=uid)
+    run.refresh_from_db()
+    Worker.objects.filter(name="yard-a").update(shared_checkpoints=shared)
+    (tmp_path / "all").mkdir()
+    env = {"TRAINYARD_HOME": str(tmp_path), NAME_VARIABLE: "yard-a", "REDIS_URL": "redis://localhost:1"}
+    env |= {"TRAINYARD_CHECKPOINTS": str(tmp_path / "all")} if shared else {}
+    identity: Any = {"uid": uid, "attempts": []} if uid else None
+    theirs = path_of(run_folders.of_run(Settings.from_env(env).checkpoints, run.pk, identity), 10)
+    (place,) = page_checkpoints.context(run)["places"]
+    shell = ["bash", "-c", f'printf %s "{place.folder}/step-00000010"']
+    ours = subprocess.run(shell, env=env, capture_output=True, text=True, check=True).stdout
+    assert ours == str(theirs)
+    assert f"{place.folder}/step-00000010" in place.commands[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        ({}, ["generate"]),
+        (LLAMA, ["generate", "export-llama"]),
+        ({"vocab": 1024}, ["generate"]),
+        ({"kind": "mlp"}, []),
+    ],
+)
+def test_the_command_line_takes_the_commands(
+    alice: Any, capsys: pytest.CaptureFixture[str], model: dict[str, Any], kinds: list[str]
+) -> None:
+    run = saved(alice, (10, "yard-a", None), **model)
+    (place,) = page_checkpoints.context(run)["places"]
+    words = [shlex.split(command) for command in place.commands]
+    assert [command[3] for command in words] == kinds
+    for command in words:
+        assert command[:3] == ["python", "-m", "parallel_core"]
+        assert main(command[3:]) == 2
+        said = capsys.readouterr().err
+        assert "cannot be used" in said and "holds no checkpoint" in said, "only the file is missing here"
+        assert "--ids" in command or "--prompt" in command or command[3] == "export-llama"
+
+
+def test_a_run_without_any_has_no_table(reader: Client, alice: Any) -> None:
+    run = saved(alice)
+    assert 'id="checkpoints"' not in page(reader, run)
