@@ -22,6 +22,9 @@ from workers.contract import checkpoint_folder
 OF_WORKER = "${TRAINYARD_HOME:-.trainyard}/workers/%s/checkpoints"
 SHARED = "${TRAINYARD_CHECKPOINTS}"
 """Where a worker keeps checkpoints (workers.settings), as a shell on its host spells it: only there these are known."""
+PROMPT = "import "
+USUAL_NEW = 64
+"""Tokens that `generate` makes unless it is told another number."""
 BYTES = 256
 """The largest vocabulary whose tokens are bytes, so that a prompt can be text."""
 
@@ -76,7 +79,17 @@ def _commands(run: Run, path: str) -> list[str]:
         model: ModelSpec = RunSpec.stored(run.spec).model
     except ValidationError:  # of another version
         return []
-    prompt = '--prompt "import "' if model.vocab <= BYTES else "--ids 1,2"
-    generate = [f'python -m parallel_core generate "{path}" {prompt}'] if model.kind == "gpt" else []
+    generate = [f'python -m parallel_core generate "{path}" {asked}'] if (asked := _asked(model)) else []
     export = [] if no_llama(model) else [f'python -m parallel_core export-llama "{path}" --out exported']
     return generate + export
+
+
+def _asked(model: ModelSpec) -> str:
+    """A prompt, and how many tokens to generate where the sequence has no room for the usual number; '' if the model
+    generates nothing."""
+    if model.kind != "gpt" or model.seq < 2:
+        return ""
+    prompt = PROMPT if model.seq > len(PROMPT) else PROMPT[0]
+    tokens, option = (len(prompt), f'--prompt "{prompt}"') if model.vocab <= BYTES else (1, "--ids 1")
+    room = model.seq - tokens
+    return option if room >= USUAL_NEW else f"{option} --new {room}"

@@ -20,6 +20,8 @@ from parallel_core.replica_rules import advice
 from parallel_core.spec import RunSpec
 
 SHOWN_STAGES = 16
+SECTIONS = RunSpec.model_fields.keys() - {"inject"}
+"""Sections of a spec: an error of a field that they lack, as a spec that was loaded may have, names it by its path."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _said(errors: Mapping[str, str]) -> list[str]:
     said = []
     for path, message in errors.items():
         first, _, grid = in_form_words(message).partition("\n")
-        label = short_label(path)
+        label = short_label(path) or (path if path.partition(".")[0] in SECTIONS else "")
         name = f"{label}: " if label.lower() not in first.lower() else ""
         said.append(f"{name}{first}{' Its field shows where.' if grid else ''}")
     return said

@@ -34,13 +34,13 @@ class SpecForm(Form):
     spec_file = forms.FileField(
         required=False,
         allow_empty_file=True,
-        label="Spec as JSON",
+        label="File with a spec as JSON",
         help_text="as the page of a run exports it",
         widget=forms.FileInput(attrs={"accept": "application/json,.json"}),
     )
     spec = forms.CharField(
         required=False,
-        label="or paste it",
+        label="or its text",
         help_text="at most 1 MiB",
         widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false", "autocomplete": "off"}),
     )

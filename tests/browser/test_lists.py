@@ -279,3 +279,23 @@ def test_no_page_of_a_live_run_scrolls_sideways_on_a_phone(
         page.goto(path)
         settle(page)
         assert overflow(page) == [], path
+
+
+def test_a_column_appears_with_the_first_value_in_it_and_every_cell_stays_in_its_own(
+    page: Page, yard: YardProcess, client: httpx.Client, stocked: dict[str, Any]
+) -> None:
+    """The held-out loss is a column only where a run of the page has one."""
+    with page.expect_response(lambda answer: by_news(answer.request)):
+        page.goto("/runs/?q=small")
+    expect(names(page)).to_have_text(["Small DP", "Small single"])
+    expect(column(page, "Held out")).to_have_count(0)
+    run = int(page.locator("tr[data-run]").first.get_attribute("data-run") or 0)
+    try:
+        yard.query(f"Run.objects.filter(pk={run}).update(held_out=2.5)")
+        client.patch(f"/api/v1/runs/{run}", json={"notes": "evaluated"})  # tells open lists
+        expect(column(page, "Held out")).to_be_visible()
+        row = page.locator(f"#run-{run}")
+        expect(row.locator("[data-title='Held out']")).to_have_text("2.5")
+        assert row.locator("td, th").count() == page.locator(".runs-table thead th").count()
+    finally:
+        yard.query(f"Run.objects.filter(pk={run}).update(held_out=None, notes='')")

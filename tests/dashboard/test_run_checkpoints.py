@@ -69,6 +69,13 @@ def test_a_damaged_one_says_so_and_stands_in_no_command(reader: Client, alice: A
     assert place.step == 10 and "step-00000010" in place.commands[0]
 
 
+def test_the_page_has_each_command_on_a_line_of_its_own(reader: Client, alice: Any) -> None:
+    run = saved(alice, (10, "yard-a", None), **LLAMA)
+    (place,) = page_checkpoints.context(run)["places"]
+    shown = re.search(r'aria-label="Commands on yard-a">(.*?)</pre>', page(reader, run), re.DOTALL)
+    assert shown and shown[1].splitlines() == place.commands and len(place.commands) == 2
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("uid", ["0123abcd", ""])
 def test_the_folder_is_the_one_that_the_worker_uses(
@@ -96,6 +103,8 @@ def test_the_folder_is_the_one_that_the_worker_uses(
         ({}, ["generate"]),
         (LLAMA, ["generate", "export-llama"]),
         ({"vocab": 1024}, ["generate"]),
+        ({"seq": 128}, ["generate"]),
+        ({"seq": 1}, []),
         ({"kind": "mlp"}, []),
     ],
 )
@@ -111,7 +120,11 @@ def test_the_command_line_takes_the_commands(
         assert main(command[3:]) == 2
         said = capsys.readouterr().err
         assert "cannot be used" in said and "holds no checkpoint" in said, "only the file is missing here"
-        assert "--ids" in command or "--prompt" in command or command[3] == "export-llama"
+    for command in (each for each in words if each[3] == "generate"):
+        asked = dict(zip(command[5::2], command[6::2], strict=True))
+        tokens = len(asked["--ids"].split(",")) if "--ids" in asked else len(asked["--prompt"].encode())
+        seq = run.spec["model"]["seq"]
+        assert tokens + int(asked.get("--new", 64)) <= seq, "the command would be refused"
 
 
 def test_a_run_without_any_has_no_table(reader: Client, alice: Any) -> None:
