@@ -197,6 +197,6 @@ def test_ended_runs_get_theirs_from_their_summaries(alice: Any) -> None:
     told, none = factory.queued(alice), factory.queued(alice)
     Run.objects.filter(pk=told.pk).update(summary={"held_out": {"step": 4, "loss": 2.5}})
     Run.objects.filter(pk=none.pk).update(summary={"held_out": None})
-    import_module("dashboard.runs.migrations.0024_run_held_out").fill(apps, None)
+    import_module("dashboard.runs.migrations.0026_run_held_out").fill(apps, None)
     assert list(Run.objects.order_by("pk").values_list("held_out", flat=True)) == [2.5, None]
     assert Run.objects.get(pk=told.pk).spec == told.spec, "nothing else of the row is written"

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('runs', '0024_run_held_out'),
+        ('runs', '0026_run_held_out'),
     ]
 
     operations = [

@@ -17,7 +17,7 @@ def fill(apps: Any, schema_editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
-    dependencies = [("runs", "0023_checkpoint_held_out")]
+    dependencies = [("runs", "0025_deleted_attempts")]
 
     operations = [
         migrations.AddField("run", "held_out", models.FloatField(blank=True, null=True)),
