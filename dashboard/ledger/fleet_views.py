@@ -24,8 +24,9 @@ def _form(request: HttpRequest) -> FleetForm:
 
 
 @require_safe
+@vary_on_headers("HX-Request")
 def fleet(request: HttpRequest) -> HttpResponse:
-    """The form, and its result as far as that has been computed."""
+    """The form, and its result as far as that has been computed; for a change of the form, that and its errors."""
     form = _form(request)
     any_profile = Profile.objects.filter(state=ProfileState.DONE).exists()
     context = {
@@ -35,7 +36,8 @@ def fleet(request: HttpRequest) -> HttpResponse:
         "any": any_profile,
         **({} if any_profile else asked(request.user)),
     }
-    return render(request, "ledger/fleet.html", context | (_found(form, request.user) if any_profile else {}))
+    page = "ledger/fleet_part.html" if request.headers.get("HX-Request") else "ledger/fleet.html"
+    return render(request, page, context | (_found(form, request.user) if any_profile else {}))
 
 
 @require_safe

@@ -50,8 +50,8 @@ def partition(request: HttpRequest) -> HttpResponse:
     }
     if newest is not None and form.is_valid():
         context |= _page(form)
-    part = request.headers.get("HX-Request") and not request.headers.get("HX-Boosted")
-    return render(request, "ledger/partition_result.html" if part else "ledger/partition.html", context)
+    page = "ledger/partition_result.html" if request.headers.get("HX-Request") else "ledger/partition.html"
+    return render(request, page, context)
 
 
 def _page(form: CutForm) -> dict[str, Any]:

@@ -31,7 +31,7 @@ new MutationObserver(() => {
 
 /* Leaves empty fields out of the address. */
 document.body.addEventListener("htmx:configRequest", ({ detail }) => {
-  if (!detail.elt.closest("#planner-form, #judge-form")) return;
+  if (!detail.elt.closest("#planner-form, #judge-form, #fleet-form")) return;
   for (const name of Object.keys(detail.parameters)) {
     if (detail.parameters[name] === "") delete detail.parameters[name];
   }
