@@ -35,6 +35,11 @@ export class Log {
       const part = await this.fetch(`start=${this.end}`);
       if (this.begunAgain(part)) continue;
       const atEnd = this.element.scrollHeight - this.element.scrollTop - this.element.clientHeight < AT_END_PX;
+      if (atEnd && part.total - part.end > this.most) {
+        this.leap(part.total - this.most);
+        continue;
+      }
+      if (!this.pieces.length) this.start = part.start; // up to three bytes earlier, where a character begins
       if (part.text) this.element.append(this.piece(part, "push"));
       this.end = part.end;
       this.total = part.total;
@@ -70,6 +75,12 @@ export class Log {
     this.element.textContent = "";
     Object.assign(this, { attempt, pieces: [], start: 0, end: 0, total: 0, most: KEPT_BYTES });
     return true;
+  }
+
+  /* Goes on at `to`, a byte: what was missed before it would be dropped as soon as the end is there. */
+  leap(to) {
+    this.element.textContent = "";
+    Object.assign(this, { pieces: [], start: to, end: to });
   }
 
   piece({ text, start, end }, add) {
