@@ -1,7 +1,9 @@
-/* Keeps the values of a long form when its submit is refused (signed out, too large): form[data-draft] with an id.
+/* Keeps the values of a long form when its submit is refused (signed out, too large, the disk is full) or breaks:
+ * form[data-draft] with an id.
  *
  * Without this file, a user returns to an empty form after a submit that led to the sign-in or to an error page. The
- * values are kept only in this tab, until a submit has led anywhere else; files cannot be kept.
+ * values are kept only in this tab, until a submit has succeeded; files cannot be kept. A page that answers a submit
+ * which was not taken has [data-not-taken], or [data-not-taken="perhaps"] where it may have been.
  */
 
 const KEY = "trainyard-draft";
@@ -24,40 +26,74 @@ function keep(form) {
   }
 }
 
-function notice(words) {
+function notice(...words) {
   const note = document.createElement("p");
   note.className = "notice warning";
   note.setAttribute("role", "status");
-  note.textContent = words;
+  note.append(...words);
   return note;
 }
 
-function fill(form, values) {
+const link = (href, words) => Object.assign(document.createElement("a"), { href, textContent: words });
+
+/* The list that shows whether a form was taken. */
+function listOf(action) {
+  const [, section] = action.split("/");
+  const name = { studies: "Studies", traces: "Traces" }[section] ?? "Runs";
+  return link(`/${name.toLowerCase()}/`, name);
+}
+
+/* What became of the draft, and what to do before it is sent once more. */
+const fate = ({ perhaps, action }) =>
+  perhaps ? ["This may not have been taken when you sent it; look at ", listOf(action), " first."] : ["This was not taken when you sent it."];
+
+function fill(form, draft) {
   for (const input of form.querySelectorAll("input[name], select[name], textarea[name]")) {
     if (["file", "hidden", "submit"].includes(input.type)) continue;
-    const own = values.filter(([name]) => name === input.name).map(([, value]) => value);
+    const own = draft.values.filter(([name]) => name === input.name).map(([, value]) => value);
     if (["checkbox", "radio"].includes(input.type)) input.checked = own.includes(input.value);
     else if (own.length) [input.value] = own;
   }
-  form.before(notice("This was not taken when you sent it. What you had typed is back; choose files again."));
+  form.before(notice(...fate(draft), " What you had typed is back; choose files again."));
   // Parts that depend on the values are requested again, after htmx, whose script runs after this one, is listening.
   window.addEventListener("load", () => form.dispatchEvent(new Event("change", { bubbles: true })));
 }
 
-const draft = read();
-const signIn = document.querySelector("form[data-sign-in]");
-if (draft && (signIn || document.querySelector("[data-not-taken]"))) {
-  signIn?.prepend(notice("You were signed out, so this was not taken. What you typed is kept in this tab: sign in, and it is back."));
-  sessionStorage.setItem(KEY, JSON.stringify({ ...draft, signedOut: true }));
-} else if (draft?.signedOut && location.href === draft.page) {
-  sessionStorage.removeItem(KEY);
-  const form = document.getElementById(draft.id);
-  if (form) fill(form, draft.values);
-} else if (draft?.signedOut && location.pathname === draft.action) {
-  location.replace(draft.page); // several forms are sent to one address: returns to the one that was filled in
-} else {
-  sessionStorage.removeItem(KEY);
+/* Keeps the draft until its form is opened again, and says so: not again on later pages, which are about something else. */
+function hold(draft, page) {
+  const signIn = document.querySelector("form[data-sign-in]");
+  const signedOut = signIn !== null && (!draft.refused || draft.signedOut);
+  const kept = { perhaps: page?.dataset.notTaken === "perhaps", ...draft, signedOut, refused: true };
+  sessionStorage.setItem(KEY, JSON.stringify(kept));
+  if (signedOut) signIn.prepend(notice("You were signed out, so this was not taken. What you typed is kept in this tab: sign in, and it is back."));
+  page?.closest(".empty").append(notice(...fate(kept), " What you typed is kept in this tab: ", link(draft.page, "back to the form"), "."));
 }
+
+const [arrival] = performance.getEntriesByType("navigation");
+
+/* Whether the form is opened again although no page has answered it: the yard could not be reached. */
+const unanswered = (draft) => location.href === draft.page && ["reload", "back_forward"].includes(arrival?.type);
+
+/* Whether this page is an error, other than the form itself with what is wrong in it. Not every browser tells. */
+const failed = (draft) => arrival?.responseStatus >= 400 && !document.getElementById(draft.id);
+
+function arrive(draft) {
+  const page = document.querySelector("[data-not-taken]");
+  const perhaps = unanswered(draft);
+  if (page || document.querySelector("form[data-sign-in]") || failed(draft)) hold(draft, page);
+  else if (location.href === draft.page && (draft.refused || perhaps)) {
+    sessionStorage.removeItem(KEY);
+    const form = document.getElementById(draft.id);
+    if (form) fill(form, { perhaps, ...draft });
+  } else if (!draft.refused) {
+    sessionStorage.removeItem(KEY);
+  } else if (location.pathname === draft.action) {
+    location.replace(draft.page); // several forms are sent to one address: returns to the one that was filled in
+  }
+}
+
+const draft = read();
+if (draft) arrive(draft);
 
 document.addEventListener("submit", ({ target, defaultPrevented }) => {
   if (!defaultPrevented && target.matches("form[data-draft][id]")) keep(target);
