@@ -79,7 +79,11 @@ def test_what_is_played_is_seen_with_its_control(
     page.goto("/schedules/")
     until(page, "() => Number(document.getElementById('player-at').max) > 20")
     page.locator("[data-play]").click()
+    now = page.locator("#player-now")
+    expect(now).to_have_attribute("aria-live", "off")  # each instant would be read out over the one before
     expect(page.locator("#result .chart-box").first).to_be_in_viewport(ratio=1)
     expect(page.locator("[data-play]")).to_be_in_viewport(ratio=1)
     page.locator("#result .chart-box").last.scroll_into_view_if_needed()
     expect(page.locator("[data-play]")).to_be_in_viewport(ratio=1)
+    page.locator("[data-play]").click()
+    expect(now).to_have_attribute("aria-live", "polite")

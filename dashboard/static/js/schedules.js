@@ -76,7 +76,15 @@ function ready() {
   return true;
 }
 
+/* While it plays, each instant is said too briefly to be read out; where it stops is. */
+function readOut(on) {
+  const output = document.getElementById("player-now");
+  output?.setAttribute("aria-live", on ? "polite" : "off");
+  if (on) say(output?.textContent);
+}
+
 function stop() {
+  if (playing) readOut(true);
   clearInterval(playing);
   playing = null;
   const button = document.querySelector("[data-play]");
@@ -106,6 +114,7 @@ function play(button) {
   if (Number(input.value) >= Number(input.max)) input.value = "0";
   button.textContent = "Pause";
   button.setAttribute("aria-pressed", "true");
+  readOut(false);
   playing = setInterval(() => {
     move(1);
     if (Number(slider().value) >= Number(slider().max)) stop();
