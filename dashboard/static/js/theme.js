@@ -4,6 +4,8 @@
   const KEY = "trainyard-theme";
   const NAMES = { "": "as the system", light: "light", dark: "dark" };
   const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let printing = false;
 
   function stored() {
     try {
@@ -20,8 +22,23 @@
   }
 
   function change(theme) {
+    if (printing) return; // a browser prints as if the system were light
     apply(theme);
     document.dispatchEvent(new CustomEvent("themechange"));
+  }
+
+  /* Paper is white: charts, whose colours are computed, are drawn again for it. */
+  function print() {
+    if ((root.dataset.theme ?? (dark.matches ? "dark" : "light")) === "light") return;
+    root.dataset.theme = "light";
+    document.dispatchEvent(new CustomEvent("themechange"));
+    printing = true;
+  }
+
+  function printed() {
+    if (!printing) return;
+    printing = false;
+    change(stored());
   }
 
   function next(theme) {
@@ -31,7 +48,9 @@
 
   apply(stored());
   document.addEventListener("DOMContentLoaded", () => apply(stored())); // the theme's names are on the page now
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => change(stored()));
+  dark.addEventListener("change", () => change(stored()));
+  addEventListener("beforeprint", print);
+  addEventListener("afterprint", printed);
   document.addEventListener("click", (event) => {
     if (!event.target.closest("[data-theme-toggle]")) return;
     const theme = next(stored());
