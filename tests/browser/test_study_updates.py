@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.observed_page import RUN_MS, TELL, Troubles, drawn, mark, same_page, until
+from tests.browser.observed_page import RUN_MS, SETTLE, TELL, Troubles, drawn, mark, same_page, until
 from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -137,10 +137,6 @@ def test_each_chart_of_an_ended_study_is_drawn_once(page: Page, yard: YardProces
     assert page.evaluate("() => window.drawn.speedup") == 2
 
 
-SETTLE = """__import__("dashboard.runs.models", fromlist=["x"]).Run.objects.filter(study={study}).update(
-    ended_at=__import__("datetime").datetime(2026, 1, 1, tzinfo=__import__("datetime").UTC))"""
-
-
 def test_a_comparison_draws_the_waterfall_as_soon_as_both_runs_have_ended(
     page: Page, yard: YardProcess, client: httpx.Client, stocked: dict[str, Any]
 ) -> None:
@@ -203,8 +199,14 @@ def test_a_timeline_that_could_not_be_fetched_is_asked_for_again_and_drawn(
     expect(page.locator(BOX)).to_have_text(
         "This chart could not be shown. The server answered 503. Reload the page to try again."
     )
+    expect(page.locator(BOX)).not_to_have_attribute("role", "img")  # which would hide the text from a screen reader
+    expect(page.locator(".chart[data-chart=gantt] figcaption")).to_have_text("Chart not shown")
     before = len(asked)
     yard.query(TELL.format(run=stocked["runs"][0], study=stocked["study"], what="summary"))
     wait_for("another attempt", lambda: len(asked) > before, each=lambda: page.wait_for_timeout(50))
     page.unroute_all(behavior="wait")
     expect(page.locator(f"{BOX} svg.main-svg").first).to_be_visible()  # without further news
+    expect(page.locator(BOX)).to_have_role("img")
+    title = page.locator(".chart[data-chart=gantt] figcaption").inner_text()
+    assert title != "Chart not shown"
+    expect(page.locator(BOX)).to_have_attribute("aria-label", title)

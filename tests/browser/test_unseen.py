@@ -1,14 +1,16 @@
-"""A run that ends while its page gets no news: the page catches up."""
+"""What happens while a page gets no news: the page catches up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.observed_page import endless, look, mark, same_page
+from tests.browser.observed_page import SETTLE, endless, look, mark, same_page, until
+from tests.browser.test_connection import SILENT_STREAMS, send
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -51,3 +53,31 @@ def test_a_tab_that_nobody_sees_holds_no_stream_and_catches_up(
     look(page, seen=True)
     expect(page.locator("#head")).to_have_attribute("data-state", "cancelled")
     assert same_page(page)
+
+
+STUDY_NEWS = "**/changes.json*"
+UNSEEN = "Object.defineProperty(document, 'hidden', { value: true, configurable: true });"
+
+
+def test_an_ended_study_that_was_opened_in_a_tab_that_nobody_saw_catches_up(
+    page: Page, yard: YardProcess, stocked: dict[str, Any]
+) -> None:
+    yard.query(SETTLE.format(study=stocked["study"]))
+    page.add_init_script(UNSEEN)
+    page.goto(f"/studies/{stocked['study']}/")
+    page.wait_for_load_state()
+    with page.expect_response(STUDY_NEWS):
+        look(page, seen=True)
+
+
+def test_an_ended_study_whose_stream_opens_late_catches_up(
+    page: Page, yard: YardProcess, stocked: dict[str, Any]
+) -> None:
+    yard.query(SETTLE.format(study=stocked["study"]))
+    page.add_init_script(SILENT_STREAMS)
+    page.clock.install()
+    page.goto(f"/studies/{stocked['study']}/")
+    until(page, "() => window.streams.length === 1")
+    page.clock.fast_forward(11_000)
+    with page.expect_response(STUDY_NEWS):
+        send(page, "hello")

@@ -9,9 +9,9 @@
  */
 
 import "./copy_address.js";
-import { fromCache } from "./from_cache.js";
+import { justLoaded } from "./from_cache.js";
 import { elementOf, morph } from "./morph.js";
-import { check, isUrgent, Paced } from "./refetch.js";
+import { check, get, isUrgent, Paced } from "./refetch.js";
 import { subscribe } from "./stream.js";
 
 const WAIT_MS = 1000; // least interval between fetches
@@ -20,7 +20,7 @@ const page = document.querySelector("[data-live-topic]");
 const MOST_NAMED = 600; // how many digests fit into a request's header
 const changes = new Paced();
 const parts = new Map(); // id of a part with its own address -> Paced
-let settled = page !== null && "settled" in page.dataset && !fromCache;
+let settled = page !== null && "settled" in page.dataset && justLoaded();
 let news = new Set();
 let held = new Map(); // digest -> text, of the last answer
 let shown = {}; // id of a part or key of a chart -> its digests
@@ -43,7 +43,7 @@ function fit(answer) {
 
 async function refreshPart(id) {
   const old = document.getElementById(id);
-  const answer = await fetch(old.dataset.liveSrc);
+  const answer = await get(old.dataset.liveSrc);
   if (!fit(answer)) return;
   parts.get(id).paid(answer);
   const fresh = await elementOf(answer, id);
@@ -59,7 +59,7 @@ function longest(most) {
 
 async function refreshChanged() {
   const named = longest(MOST_NAMED).join(",");
-  const answer = await fetch(page.dataset.liveChanges + location.search, { headers: { "X-Have": named } });
+  const answer = await get(page.dataset.liveChanges + location.search, { headers: { "X-Have": named } });
   if (answer.status === 404) location.reload(); // deleted: the page says so
   if (!fit(answer)) return;
   changes.paid(answer);
@@ -110,7 +110,7 @@ async function refresh() {
 function follow(what) {
   if (settled && what.includes("*")) {
     settled = false;
-    return;
+    if (justLoaded()) return;
   }
   what.forEach((one) => news.add(one));
   changes.soon(refresh, WAIT_MS, isUrgent(news));

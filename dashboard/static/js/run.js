@@ -9,8 +9,9 @@
  */
 
 import { update, view, watch } from "./charts.js";
+import { justLoaded } from "./from_cache.js";
 import { elementOf, morph } from "./morph.js";
-import { check, isUrgent, Paced } from "./refetch.js";
+import { check, get, isUrgent, Paced } from "./refetch.js";
 import { Log } from "./run_log.js";
 import { subscribe } from "./stream.js";
 
@@ -37,20 +38,20 @@ function part(name) {
 const soon = (name, work, gap, urgent) => part(name).soon(work, gap, urgent);
 
 /* Fetches an address of the run for a part, whose next fetches depend on what this one costs. */
-async function get(name, path, type) {
-  const answer = await fetch(url + path, { headers: { Accept: type } });
+async function getPart(name, path, type) {
+  const answer = await get(url + path, { headers: { Accept: type } });
   if (answer.status === 404 && path === "part/head") location.reload(); // deleted: the page says so
   check(answer);
   part(name).paid(answer);
   return answer;
 }
 
-const getJson = async (name, path) => (await get(name, path, "application/json")).json();
+const getJson = async (name, path) => (await getPart(name, path, "application/json")).json();
 
 /* Updates an element from its newly rendered HTML. */
 async function swap(id, path) {
   const old = document.getElementById(id);
-  const fresh = await elementOf(await get(id, path, "text/html"), id);
+  const fresh = await elementOf(await getPart(id, path, "text/html"), id);
   if (!old || !fresh) return;
   const stateChanged = id === "head" && old.dataset.state !== fresh.dataset.state;
   morph(old, fresh);
@@ -142,7 +143,7 @@ function readLog(urgent) {
 function news(what) {
   if (settled && what.includes("*")) {
     settled = false;
-    what = ["state"]; // for a retry, and for findings that were not ready
+    if (justLoaded()) what = ["state"]; // for a retry, and for findings that were not ready
   }
   const any = (...topics) => what.includes("*") || topics.some((topic) => what.includes(topic));
   const urgent = isUrgent(what);
