@@ -6,7 +6,7 @@
  *                                          // words, none
  */
 
-import { Refused } from "./refetch.js";
+import { get, Refused } from "./refetch.js";
 
 /* An error told in `sentence`, a whole one. */
 export const told = (Kind, sentence) => Object.assign(new Kind(sentence), { sentence });
@@ -15,7 +15,7 @@ export const reason = (error) => error.sentence ?? "Its numbers could not be dra
 
 /* A refused request (`status` 400 to 499, or no longer signed in) is not worth another attempt. */
 export async function fetchChart(url) {
-  const answer = await fetch(url, { headers: { Accept: "application/json" } }).catch(() => {
+  const answer = await get(url, { headers: { Accept: "application/json" } }).catch(() => {
     throw told(Error, "The server could not be reached.");
   });
   if (answer.redirected) throw told(Refused, "You are signed out.");

@@ -1,7 +1,7 @@
 /* Live fleet page: fetches its part again on news of the stream; heartbeat dots age in between. */
 
 import { elementOf, morph } from "./morph.js";
-import { check, isUrgent, Paced } from "./refetch.js";
+import { check, get, isUrgent, Paced } from "./refetch.js";
 import { subscribe } from "./stream.js";
 
 const LATE_S = 4;
@@ -29,7 +29,7 @@ async function refresh() {
   const old = document.getElementById("fleet");
   behind = false;
   askedAt = performance.now();
-  const answer = await fetch(old.dataset.url);
+  const answer = await get(old.dataset.url);
   check(answer);
   part.paid(answer);
   if (answer.redirected) return; // the sign-in

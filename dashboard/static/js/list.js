@@ -1,7 +1,7 @@
 // The runs list: updates rows live, in place. Rows never move by themselves: if rows would be added, removed or
 // reordered, a line above the table offers the new list.
 import { morph } from "./morph.js";
-import { check, isUrgent, Paced } from "./refetch.js";
+import { check, get, isUrgent, Paced } from "./refetch.js";
 import { subscribe } from "./stream.js";
 
 const results = document.querySelector("#results");
@@ -14,7 +14,7 @@ const rowsOf = (root) => [...root.querySelectorAll("tr[data-run]")];
 const orderOf = (root) => rowsOf(root).map((row) => row.dataset.run).join(",");
 
 async function fetchPart(address) {
-  const answer = await fetch(address, { headers: { "HX-Request": "true" }, credentials: "same-origin" });
+  const answer = await get(address, { headers: { "HX-Request": "true" }, credentials: "same-origin" });
   check(answer);
   list.paid(answer);
   if (answer.redirected) return null;

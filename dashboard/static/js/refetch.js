@@ -5,6 +5,7 @@
  *
  *   const part = new Paced();
  *   part.soon(fetchIt, 250, isUrgent(what));   // in 250 ms; later after an answer that cost much, unless it is urgent
+ *   const answer = await get(address, { headers });
  *   check(answer);                             // throws unless it is a success
  *   part.paid(answer);                         // called with each success
  */
@@ -13,7 +14,14 @@ const PRICE = 40;
 const LONGEST_MS = 15000;
 const RETRY_MS = 3000;
 const BUSY_MS = 100;
+const LIMIT_MS = 30000;
 const URGENT = ["*", "state", "summary"]; // more has changed than the progress of a run
+
+/* As fetch; an answer that hangs, whole or in part, is an error after LIMIT_MS. */
+export function get(address, { signal, ...options } = {}) {
+  const limit = AbortSignal.timeout(LIMIT_MS);
+  return fetch(address, { ...options, signal: signal ? AbortSignal.any([signal, limit]) : limit });
+}
 
 export const isUrgent = (what) => [...what].some((one) => URGENT.includes(one));
 

@@ -3,6 +3,7 @@
  * answer, replaces the element. Without this file a reload shows the progress. */
 
 import { morph } from "./morph.js";
+import { get } from "./refetch.js";
 import { subscribe } from "./stream.js";
 
 const ANYWAY_MS = 5000; // also fetched at this interval, as the broker can lose news, but the database no answer
@@ -11,7 +12,7 @@ const followed = new Map(); // number -> function that ends its subscription
 async function look(number) {
   const box = document.querySelector(`[data-search="${number}"]`);
   if (!box) return;
-  const answer = await fetch(box.getAttribute("hx-get"), { headers: { "HX-Request": "true" } });
+  const answer = await get(box.getAttribute("hx-get"), { headers: { "HX-Request": "true" } });
   if (!answer.ok) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.querySelector(`[data-search="${number}"]`);

@@ -53,6 +53,6 @@ document.addEventListener("htmx:afterRequest", ({ detail: { successful } }) => {
   note.remove();
 });
 
-function asksByTheClock(element) {
+export function asksByTheClock(element) {
   return (element.getAttribute("hx-trigger") ?? "").startsWith("every");
 }

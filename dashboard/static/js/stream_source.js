@@ -8,6 +8,8 @@
  *   source.follow(["runs", "run:12"]);   // none: the stream is closed
  */
 
+import { get } from "./refetch.js";
+
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15000;
 const SILENT_MS = 30000; // twice the server's KEEP_ALIVE_S
@@ -100,7 +102,7 @@ export class Source {
   /* The answer was not a stream. The browser does not reveal its status, so a fetch finds it out: after a sign-out
    * there is no use in retrying. Without topics the server opens no stream. */
   async refused(mine) {
-    const answer = await fetch("/live/stream").catch(() => null);
+    const answer = await get("/live/stream").catch(() => null);
     if (mine !== this.events) return;
     if (answer?.status === 401) this.on.signedOut();
     else this.lose();

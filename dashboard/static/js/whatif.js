@@ -9,6 +9,8 @@
 
 import { watch } from "./charts.js";
 import { elementOf, morph } from "./morph.js";
+import { get } from "./refetch.js";
+import { LEFT, unanswered } from "./unanswered.js";
 
 const WAIT_MS = 150;
 const STEPS = 4; // steps of a factor's slider from a number to its double
@@ -64,7 +66,7 @@ async function answer(form) {
   const old = document.getElementById("whatif-result");
   old.setAttribute("aria-busy", "true");
   try {
-    const got = await fetch(`${form.dataset.whatif}?${all}`, { headers: { Accept: "text/html" }, signal: asked.signal });
+    const got = await get(`${form.dataset.whatif}?${all}`, { headers: { Accept: "text/html" }, signal: asked.signal });
     if (got.status === 404) return location.reload(); // deleted: the page says so
     const fresh = await elementOf(got, "whatif-result");
     if (!fresh) throw new Error(`what if: ${got.status}`);
@@ -74,18 +76,9 @@ async function answer(form) {
     if (error.name === "AbortError") return; // a newer request has been sent
     console.warn(error);
     old.removeAttribute("aria-busy");
-    unanswered(old);
+    const why = "the yard could not be reached, or you are signed out";
+    unanswered(old, `This change got no answer: ${why}. ${LEFT}`, () => answer(form));
   }
-}
-
-/* Notes above the shown answer that it is not for the latest change; the next answer replaces both. */
-function unanswered(old) {
-  const note = old.querySelector(":scope > [data-unanswered]") ?? document.createElement("p");
-  note.dataset.unanswered = "";
-  note.className = "notice warning";
-  note.setAttribute("role", "alert");
-  note.textContent = "This change got no answer: the yard could not be reached, or you are signed out. Below stands the answer before.";
-  old.prepend(note);
 }
 
 document.addEventListener("input", ({ target }) => {
