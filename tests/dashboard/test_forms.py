@@ -192,6 +192,9 @@ def test_html_in_what_was_typed_stays_text(member: Client) -> None:
 
 
 def test_the_live_check_answers_with_messages_and_memory_and_queues_nothing(member: Client, two_cpus: None) -> None:
+    page = member.get("/runs/new/").content.decode()
+    spoken = page.partition('id="panel-verdict" aria-live="polite">')[2].partition('id="panel-rest"')[0]
+    assert "<strong>Yes.</strong>" in spoken and "Strategy" not in spoken
     good = member.post("/runs/new/check", filled(parallel__pp="2", parallel__micro_batches="8")).content.decode()
     assert "PP-1F1B" in good and "Rank 1" in good and "activations" in good
     bad = member.post("/runs/new/check", filled(parallel__tp="3")).content.decode()

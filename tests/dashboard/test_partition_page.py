@@ -169,6 +169,10 @@ def test_devices_and_memory_that_cannot_be_are_said_before_anything_is_searched(
     assert wrong.status_code == 422 and "Devices must be a whole number from 1 to" in wrong.content.decode()
     page = member.get("/partition/fleet/", {"devices": 0}).content.decode()
     assert "Devices must be a whole number from 1 to" in page and "Devices: Devices" not in page
+    part = member.get("/partition/fleet/", {"devices": 0}, headers={"HX-Request": "true"})
+    assert part.status_code == 200, "or it would not be shown"
+    changed = part.content.decode()
+    assert "Devices must be" in changed and 'id="error-memory" hx-swap-oob' in changed and "<form" not in changed
     right = f"from 301 to {count_text(MOST_MIB)}, as the framework takes 300"
     for memory in ("1", "300", "300.9"):
         none = member.get("/partition/fleet/found", {"memory": memory}, headers={"HX-Request": "true"})
