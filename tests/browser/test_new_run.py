@@ -73,7 +73,7 @@ def test_what_is_wrong_is_said_at_its_field_while_typing(page: Page, client: htt
             expect(page.locator(".field.has-error")).to_have_count(1)
             if name != "name":
                 expect(panel).to_contain_text("Not like this.")
-                assert panel.locator(".notice.error").evaluate(GAP) == 8
+                assert page.locator("#panel-verdict").evaluate(GAP) == 8
             field(page, name).fill(good)
             expect(said(page, name)).to_be_empty()
             expect(page.locator(BLIND)).to_have_count(0)
@@ -172,6 +172,7 @@ def test_what_was_typed_beside_a_file_that_is_too_large_is_back(page: Page, tmp_
     form.locator("[name=file]").set_input_files(huge)
     form.get_by_role("button", name="Partition").click()
     expect(page.get_by_role("heading", name="Too large")).to_be_visible()
+    expect(page.get_by_role("status")).to_contain_text("This was not taken when you sent it.")
     page.get_by_role("link", name="Back to the form").click()
     expect(page.get_by_role("status").filter(has_text="What you had typed is back")).to_be_visible()
     expect(form.locator("[name=workers]")).to_have_value("24")

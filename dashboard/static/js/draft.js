@@ -66,7 +66,7 @@ function hold(draft, page) {
   const kept = { perhaps: page?.dataset.notTaken === "perhaps", ...draft, signedOut, refused: true };
   sessionStorage.setItem(KEY, JSON.stringify(kept));
   if (signedOut) signIn.prepend(notice("You were signed out, so this was not taken. What you typed is kept in this tab: sign in, and it is back."));
-  page?.closest(".empty").append(notice(...fate(kept), " What you typed is kept in this tab: ", link(draft.page, "back to the form"), "."));
+  page?.closest(".empty").append(notice(...fate(kept), " What you typed is kept in this tab: ", link(draft.page, "open the form again"), "."));
 }
 
 const [arrival] = performance.getEntriesByType("navigation");
