@@ -3,7 +3,7 @@
 A worker refuses a spec with a field that its version lacks, even at its default, and stored specs contain all fields.
 So a worker announces the fields that were added after EARLIEST; a run that needs no others is sent to it without the
 rest, and any other run waits for a newer worker. This is exact because a new field's default is what versions without
-the field do.
+the field do; only `train.stop_on_nan`, which is on by default, is off there.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import host_memory
-from parallel_core.engine.stop import Stopped
+from parallel_core.engine.stop import LossNotFinite, Stopped
 from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, StartCommand, Store
 from parallel_core.launch_gpu import take_gpu
 from parallel_core.observe import host, progress
@@ -212,7 +212,7 @@ def _report(error: BaseException, args: RankArgs, sink: FileSink) -> int:
         traceback=text[-16_000:],
         step=where.step if where else -1,
         op=where.op if where else "",
-        cause="out_of_memory" if memory else "user_code",
+        cause="out_of_memory" if memory else "not_finite" if isinstance(error, LossNotFinite) else "user_code",
     )
     return EXIT_MEMORY if memory else EXIT_PEER if _peer_lost(error) else EXIT_FAULT
 

@@ -19,6 +19,10 @@ MAX_LOSS_SCALE = 2.0**100
 """Largest initial loss scale; fp32, in which the loss is scaled, holds numbers up to 2.0**128."""
 MAX_STAGES = MAX_LAYERS + 2
 """Most entries of a list by stage or by layer: embedding and head count as layers."""
+MAX_MINUTES = 366 * 24 * 60
+"""Longest time limit of a run, in minutes: a year."""
+NOT_FINITE_STEPS = 5
+"""Number of steps in a row whose loss is not finite after which a run ends (`train.stop_on_nan`)."""
 NO_PROGRESS_S = 60.0
 """Default number of seconds without progress of any rank after which a run is considered stuck."""
 MAX_BYTES = 1 << 60

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from parallel_core import launch
+from parallel_core import early_end, launch
 from parallel_core.analysis.step_waits import Shares, StepWaits, shares_in_turn
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.folder import CHECKPOINTS
@@ -60,12 +60,20 @@ class Outcome:
         """Whether every rank ended with exit code 0."""
         return not self.message and bool(self.exits) and all(one.code == 0 for one in self.exits)
 
+    @property
+    def early(self) -> str:
+        """A sentence about an end at the time limit; '' where the run trained every step."""
+        found = self.last(0, early_end.KIND)
+        return early_end.sentence(found) if found else ""
+
     def failure(self) -> str:
         """Returns a sentence about the rank that failed first and by itself; '' where none did."""
         if self.message:
             return self.message
         if (guilty := culprit(self.exits)) is not None:
             fault = self.last(guilty.rank, "fault")
+            if fault and fault["cause"] == "not_finite":
+                return str(fault["message"])
             what = f"{fault['type']}: {fault['message']}" if fault else launch.describe_exit(guilty.code)
             return f"Rank {guilty.rank} failed{place(self.folder, guilty.rank)}: {what}"
         if any(one.code == launch.EXIT_STOPPED for one in self.exits):

@@ -202,9 +202,15 @@ class TrainSpec(_Spec):
     deterministic: bool = False
     """Use only bitwise reproducible algorithms, which may be slower (torch.use_deterministic_algorithms)."""
     checkpoint_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 0
-    """Steps between checkpoints; one is also saved after the last step. 0: only when the run is stopped by SIGTERM."""
+    """Steps between checkpoints; one is also saved after the last step. 0: only when the run is stopped by SIGTERM, or
+    its time is up."""
     keep: Annotated[int, Field(ge=1, le=limits.MAX_KEPT)] = 2
     """How many checkpoints are kept, the newest ones; where one has a lower held-out loss, that one as well."""
+    max_minutes: Annotated[float, Field(ge=0, le=limits.MAX_MINUTES)] = 0.0
+    """Minutes of training, from the first step of an attempt, after which the run saves and ends; 0 = no limit."""
+    stop_on_nan: bool = True
+    """End the run when its loss was not finite in `limits.NOT_FINITE_STEPS` steps in a row, and save no broken weights;
+    else it goes on, and saves."""
 
     @property
     def held_out(self) -> int:

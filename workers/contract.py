@@ -205,6 +205,8 @@ Cause = Literal[
     "cancelled",
     "refused",
     "interrupted",
+    "not_finite",
+    "time_limit",
 ]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from parallel_core import early_end
 from parallel_core.exits import Exit, culprit
 from parallel_core.launch import EXIT_PEER, EXIT_STOPPED, describe_exit
 from parallel_core.no_progress import place
@@ -71,7 +72,8 @@ def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kill
         silent = [rank for rank in ranks if str(rank) not in codes]
         if silent:
             return Ending("failed", "worker_lost", f"Nobody saw how rank {silent[0]} ended.", silent[0], exits=codes)
-        return Ending("succeeded", exits=codes)
+        early = next((said for rank in ranks if (said := early_end.of_rank(folder, rank))), "")
+        return Ending("succeeded", "time_limit" if early else "", early, exits=codes)
     rank, where = guilty.rank, place(folder, guilty.rank)
     fault = records.last_of(folder, rank, "fault") if guilty.code > 0 else None
     if fault is not None:
@@ -97,6 +99,8 @@ def outran(left: Ending, stop: str) -> bool:
 def _of_fault(fault: Mapping[str, Any], guilty: Exit, where: str, codes: dict[str, int]) -> Ending:
     memory = fault.get("cause") == "out_of_memory"
     first = _first_line(str(fault.get("message") or ""))
+    if fault.get("cause") == "not_finite":
+        return Ending("failed", "not_finite", first, guilty.rank, exits=codes)
     said = first if memory and first else f"{fault.get('type', 'Error')}: {first}"
     if guilty.code == EXIT_PEER:
         detail = f"Rank {guilty.rank} lost the connection to another rank{where}."

@@ -43,6 +43,8 @@ CAUSES = {
     "cancelled": "cancelled",
     "refused": "refused by the worker",
     "interrupted": "interrupted",
+    "not_finite": "loss not finite",
+    "time_limit": "time limit",
 }
 
 
@@ -149,9 +151,9 @@ def planned_bubble(spec: RunSpec) -> float:
 
 
 def _succeeded(run: Run) -> Verdict:
-    timed = run.summary.get("timed")
+    timed, early = run.summary.get("timed"), f"{run.detail} " if run.cause == "time_limit" else ""
     if not timed:
-        return Verdict(f"{(run.step or 0) + 1} steps done; none was timed.")
+        return Verdict(f"{early}{(run.step or 0) + 1} steps done; none was timed.")
     spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])} over {timed['n']} timed steps"
     first = f"{seconds_text(timed['median'])} a step ({spread if timed['n'] > 1 else 'the only one that was timed'})"
     if timed["median"] > 0:
@@ -161,7 +163,7 @@ def _succeeded(run: Run) -> Verdict:
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
     ending = _final_losses(run)
     more = [numerics(run), _busy(run), lateness(run.summary.get("staleness") or {})]
-    return Verdict(f"{first}.{second}{ending}", more=" ".join(part for part in more if part))
+    return Verdict(f"{early}{first}.{second}{ending}", more=" ".join(part for part in more if part))
 
 
 def _final_losses(run: Run) -> str:
@@ -287,6 +289,7 @@ def fix(run: Run) -> str:
         "worker_lost": f"{again} with one retry: it then starts again by itself when a worker is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
+        "not_finite": f"{again} at a lower learning rate, or one that warms up (train.lr_warmup_steps).",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
 

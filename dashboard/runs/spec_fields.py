@@ -121,6 +121,8 @@ GROUPS = (
             Entry("train.eval_samples", "Held-out samples", "the last of the corpus, never trained on"),
             Entry("train.checkpoint_every", "Checkpoint every", "steps; 0 saves only when stopped"),
             Entry("train.keep", "Checkpoints kept", "the newest, and that of the lowest held-out loss"),
+            Entry("train.max_minutes", "Time limit", "minutes of training, then it saves and ends; 0: none"),
+            Entry("train.stop_on_nan", "End it when the loss stays NaN: broken weights are not saved"),
             Entry("trace.trace_every", "Trace every", "steps; 0 traces one step only"),
             Entry("trace.fingerprint_every", "Compare replicas every", "steps, bit by bit; 0 never does"),
             Entry("trace.memory_cap", "Memory cap, MiB a rank", "empty: the device's own limit"),

@@ -96,7 +96,11 @@ def plan(breakage: Breakage) -> Plan:
     kept: list[Variant] = []
     skipped: list[Skipped] = []
     for name, own in zip(NAMES, breakage.runs, strict=True):
-        base: Spec = {"model": MODEL, "train": {"global_batch": BATCH}, "trace": {"trace_every": 5}}
+        base: Spec = {
+            "model": MODEL,
+            "train": {"global_batch": BATCH, "stop_on_nan": False},
+            "trace": {"trace_every": 5},
+        }
         made = variants.valid({**variants.with_steps(base, TIMED_STEPS), **own}, name)
         if isinstance(made, Skipped):
             skipped.append(made)

@@ -25,9 +25,11 @@ FREE = frozenset(
         "deterministic",
         "checkpoint_every",
         "keep",
+        "max_minutes",
+        "stop_on_nan",
     }
 )
-"""Training fields that may differ: how long, where and how exactly the same updates are computed."""
+"""Training fields that may differ: for how long, where and how exactly the same updates are computed."""
 APART = frozenset({"global_batch", "clip", "clip_norm", "eval_every", "eval_samples"})
 """Training fields that `same_updates` compares by rules of their own."""
 TOLERANCES = {"fp32": 1e-5, "fp64": 1e-12, "bf16": 1e-2, "fp16": 2e-3}

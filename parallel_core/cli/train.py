@@ -188,8 +188,9 @@ def _ending(outcome: Outcome, spec: RunSpec) -> str:
         return f"{outcome.failure()}\n{stood}logs and records: {outcome.folder}"
     summary: dict[str, Any] = outcome.last(0, "summary") or {}
     timed = summary.get("timed", {})
+    early = f"{outcome.early}\n" if outcome.early else ""
     text = f"median step {timed['median'] * 1e3:.1f} ms over {timed['n']} timed steps; " if timed else ""
-    return f"{text}records: {outcome.folder}{_meters(outcome, spec, summary)}"
+    return f"{early}{text}records: {outcome.folder}{_meters(outcome, spec, summary)}"
 
 
 def _meters(outcome: Outcome, spec: RunSpec, summary: dict[str, Any]) -> str:

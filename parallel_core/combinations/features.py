@@ -119,6 +119,8 @@ SUBJECTS: dict[str, dict[str, Leaves]] = {
         "fingerprints": {"parallel.dp": 2, "trace.fingerprint_every": 1},
         "torch.profiler": {"trace.profile_steps": [1]},
         "memory cap": {"trace.memory_cap": 1 << 30},
+        "time limit": {"train.max_minutes": 30},
+        "going on after NaN": {"train.stop_on_nan": False},
         "held-out loss": {"train.eval_every": 5, "train.eval_samples": 6},
     },
     "Injected faults": {

@@ -24,7 +24,7 @@ from parallel_core.engine.collectives import (
 from parallel_core.engine.host_group import HostGroup
 from parallel_core.engine.host_links import Kind
 from parallel_core.engine.near_groups import TIMEOUT, own_group, own_links, own_torch_group, world_table
-from parallel_core.engine.stop import Stopped
+from parallel_core.engine.stop import AgreedEnd
 from parallel_core.layout import Layout
 from parallel_core.schedule.ways import BACK
 
@@ -195,7 +195,7 @@ def joined() -> Iterator[None]:
     try:
         yield
         failed = False
-    except Stopped:  # raised between two steps, on all ranks
+    except AgreedEnd:  # raised between two steps, on all ranks
         failed = False
         raise
     finally:

@@ -22,7 +22,7 @@ from parallel_core.engine.collectives import Group, TableGroup, all_gather, sum_
 from parallel_core.engine.device import Device
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.host_copies import Download
-from parallel_core.engine.stop import StopRequest
+from parallel_core.engine.stop import Reason, StopRequest
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.splits import TensorSplit, split_dim
@@ -46,8 +46,8 @@ class Totals(NamedTuple):
     grad_norm: float
     loss_scale: float = 1.0
     skipped: int = 0
-    stop: bool = False
-    """Whether any rank was asked to stop: all ranks do so after this step (a pipeline that is full drains first)."""
+    stop: Reason = Reason.NONE
+    """Why some rank has to stop: all ranks do so after this step (a pipeline that is full drains first)."""
     step: int = -1
 
 
@@ -116,7 +116,7 @@ class StepTotals:
         """Starts gathering this rank's part without waiting. At most 1 + `steps_apart` are under way at once."""
         mine = torch.zeros(self._width, dtype=torch.float64, device=self._device.torch)
         mine[: len(squares)] = squares
-        mine[-2:-1] = self._stop.asked  # a fill; to one element it would be a copy, for which the host waits on a GPU
+        mine[-2:-1] = self._stop.reason  # a fill; to one element it would be a copy, for which the host waits on a GPU
         if loss is not None:
             mine[-1] = loss
         if self._group is None:
@@ -138,7 +138,7 @@ class StepTotals:
         if begun.totals is None:
             table = begun.download.wait().numpy().reshape(self._world, self._width)
             norm = float(np.sqrt(table[self._rows, self._columns].sum()))
-            loss, stop = float(table[self._losses, -1].sum()), bool(table[:, -2].any())
+            loss, stop = float(table[self._losses, -1].sum()), Reason(int(table[:, -2].max()))
             begun.totals = Totals(loss, norm, begun.loss_scale, begun.skipped, stop, begun.step)
         return begun.totals
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from parallel_core import early_end
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.analysis.stats import summarise
@@ -271,11 +272,21 @@ class Reporter:
         """The header's `waits`, if this rank emits such records; else {}."""
         return {} if self.meter is None else {"waits": True}
 
-    def summary(self, times: StepTimes, others: float | None, processes: int | None) -> None:
+    def early(self, done: int, *, saved: bool) -> None:
+        """Tells that the run ends after `done` steps, as its time is up; `saved`: whether there is a checkpoint."""
+        train = self._spec.train
+        about: dict[str, Any] = {"done": done, "steps": train.steps, "minutes": train.max_minutes, "saved": saved}
+        log.info("%s", early_end.sentence(about))
+        self._sink.emit(early_end.KIND, **about)
+
+    def summary(self, times: StepTimes, others: float | None, processes: int | None, steps: int) -> None:
+        """Sums up a run that has done `steps` steps; says nothing where none of them was timed."""
+        if not times.timed:
+            return
         total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())
         timed = asdict(summarise(times.timed))
         peak = self._peak._asdict() if self._peak else None
-        steps, more = self._spec.train.steps, {**self._equal(), **self._staleness(), **self._reference()}
+        more = {**self._equal(), **self._staleness(), **self._reference()}
         more["other_processes"] = processes
         self._sink.emit("summary", steps=steps, timed=timed, cpu_others=others, params_total=total, peak=peak, **more)
 

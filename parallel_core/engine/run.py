@@ -23,7 +23,7 @@ from parallel_core.engine.reference_probe import ReferenceProbe
 from parallel_core.engine.rehearsal import is_due, rehearse
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.step_meter import StepMeter
-from parallel_core.engine.stop import Stopped
+from parallel_core.engine.stop import LossNotFinite, Reason, Stopped
 from parallel_core.engine.trainer import Trainer
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
@@ -48,7 +48,7 @@ def run_rank(
     """Trains to the last step, from step 0 or from a checkpoint. `saves` None: saves nothing, and SIGTERM kills.
 
     Raises Stopped if it saved and ended on SIGTERM before its last step was done. Other exceptions are faults, which
-    the caller reports.
+    the caller reports. At its time limit it saves and returns; a record (`early_end`) tells.
     """
     spec = broken(spec)
     if spec.train.deterministic:
@@ -149,6 +149,8 @@ def _train(
     evaluation = Evaluation(trainer, interference) if spec.train.eval_every else None
     probe = ReferenceProbe(spec, trainer.device, interference, trainer.rank)
     report.phase("warmup" if timed_from > first else "timed", first)
+    trainer.stop.limit(spec.train.max_minutes)
+    done = first
     for step in range(first, spec.train.steps):
         if step == timed_from:
             _begin_timed(trainer, report, interference, step if step > first else None)
@@ -167,17 +169,25 @@ def _train(
         held_out, broken_off = None, False
         if evaluation is not None and not stop:
             held_out, broken_off = _evaluate(evaluation, report, times, step, trainer.runner.drained)
-        stop = stop or broken_off
+        stop = Reason.SIGNAL if broken_off else stop
         if step >= timed_from:
             _probe_reference(probe, report, times, step, took)
-        _save(saver, report, times, EndOfStep(step + 1, stop, held_out), spec.train.steps)
+        done, judge = step + 1, trainer.runner.judge
+        _save(saver, report, times, EndOfStep(done, stop, held_out, judge.broken, judge.since), spec.train.steps)
         times.leave_out(report.spent())
+        if stop is Reason.TIME_UP:
+            break
     others, processes = interference.share(), interference.processes()
-    if evaluation is not None and stop and held_out is None:
-        _evaluate_late(evaluation, report, saver)
-    _finish(trainer, report, first, saver)
-    report.summary(times, others, processes)
-    report.phase("done", spec.train.steps)
+    # A run that is asked to stop in its last step goes on to its end, and evaluates last, in case it is given no time.
+    late = evaluation if stop and held_out is None and done == spec.train.steps else None
+    if done < spec.train.steps:
+        _finish_early(report, done, saver, saved=saver is not None and not trainer.runner.judge.broken)
+    else:
+        _finish(trainer, report, first, saver, meters=late is None)
+    report.summary(times, others, processes, done)
+    if late is not None:
+        report.evaluated(late.after_last_step())
+    report.phase("done", done)
 
 
 def _meet_after_profile(spec: RunSpec, step: int, interference: Interference) -> None:
@@ -223,14 +233,6 @@ def _evaluate(
     return found.loss, False
 
 
-def _evaluate_late(evaluation: Evaluation, report: Reporter, saver: checkpoint.Saver | None) -> None:
-    """Evaluates after the last step of a run that was asked to stop in it or in its evaluation: as no step is left, it
-    goes on to its end. Its weights are saved first, in case the end takes longer than the stop allows."""
-    if saver is not None:
-        saver.wait()
-    report.evaluated(evaluation.after_last_step())
-
-
 def _probe_reference(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:
     """Does the reference work after a timed step if it is due; its time is not counted in any step."""
     if (done := probe.after_step(took)) is not None:
@@ -238,16 +240,18 @@ def _probe_reference(probe: ReferenceProbe, report: Reporter, times: StepTimes, 
         times.leave_out(done.lasted)
 
 
-def _finish(trainer: Trainer, report: Reporter, first: int, saver: checkpoint.Saver | None) -> None:
-    """After the last step of a run from `first` on: waits for the last checkpoint, then runs the metered step if no
-    trained step was metered.
+def _finish(
+    trainer: Trainer, report: Reporter, first: int, saver: checkpoint.Saver | None, *, meters: bool = True
+) -> None:
+    """After the last step of a run from `first` on: waits for the last checkpoint, then (`meters`) runs the metered step
+    if no trained step was metered. It changes the weights.
 
     The metered step may fail, most likely for lack of memory, which ends every rank; by then the checkpoint is saved.
     """
     if saver is not None:
         saver.wait()
     metered, extra = metered_step(trainer.spec, first), extra_steps(trainer.spec, first)
-    if not extra:
+    if not (extra and meters):
         return
     trainer.runner.extend(extra)
     for step in range(extra.start, metered + 1):
@@ -257,15 +261,22 @@ def _finish(trainer: Trainer, report: Reporter, first: int, saver: checkpoint.Sa
         trainer.advance(step)
 
 
-def _report_step(trainer: Trainer, report: Reporter, done: TrainedStep) -> bool:
-    """Reports spans and points of a step as they are due; returns whether a stop was requested."""
+def _finish_early(report: Reporter, done: int, saver: checkpoint.Saver | None, *, saved: bool) -> None:
+    """At the time limit: waits for the last checkpoint, and tells that the run ends after `done` steps."""
+    if saver is not None:
+        saver.wait()
+    report.early(done, saved=saved)
+
+
+def _report_step(trainer: Trainer, report: Reporter, done: TrainedStep) -> Reason:
+    """Reports spans and points of a step as they are due; returns why all ranks stop after it, if they do."""
     spec, step = trainer.spec, done.step
     if done.traced:
         report.spans(step, trainer.recorder)
     elif is_traced(spec, step + 2, done.first) or (report.clock.old and not is_traced(spec, step + 1, done.first)):
         report.clock.tie()  # its time falls into the next step, which is not traced, not into the traced one after it
     stop = trainer.runner.stopping
-    last = stop or step + 1 == spec.train.steps
+    last = bool(stop) or step + 1 == spec.train.steps
     report.step(step, done.known, done.took, trainer.runner.staleness, trainer.optimizer.lr, last=last)
     return stop
 
@@ -282,19 +293,26 @@ def _begin_timed(trainer: Trainer, report: Reporter, interference: Interference,
 
 
 class EndOfStep(NamedTuple):
-    """After `done` steps: whether the run is to `stop`, and the held-out loss, if it was evaluated now."""
+    """After `done` steps: why the run is to `stop`, the held-out loss, if it was evaluated now, whether the weights are
+    `broken`, and `since` when the loss is not finite (`stop.Judge`)."""
 
     done: int
-    stop: bool
+    stop: Reason
     held_out: float | None
+    broken: bool = False
+    since: int = -1
 
 
 def _save(saver: checkpoint.Saver | None, report: Reporter, times: StepTimes, now: EndOfStep, steps: int) -> None:
     """Saves what is due `now`, of `steps` steps; nothing without a saver. Its time is not counted in any step.
 
-    On a stop it saves, and raises Stopped if steps are left for a later attempt. If none are left the run continues to
-    its end: that may take longer than the stop allows, but then a later attempt only has to end.
+    On a stop it saves, and after SIGTERM raises Stopped if steps are left for a later attempt. If none are left the run
+    continues to its end: that may take longer than the stop allows, but then a later attempt only has to end. Broken
+    weights are not saved: they would take the place of sound ones. Raises LossNotFinite where that is the stop.
     """
+    if now.stop is Reason.NOT_FINITE or (saver is not None and now.broken):
+        _leave_unsaved(saver, now, steps)
+        return
     if saver is None:
         return
     if now.stop or saver.due(now.done):
@@ -303,6 +321,17 @@ def _save(saver: checkpoint.Saver | None, report: Reporter, times: StepTimes, no
     times.leave_out(saver.after_step(now.done, now.held_out))
     if now.stop:
         saver.save(now.done, now.held_out)
-        if now.done < steps:
+        if now.done < steps and now.stop is Reason.SIGNAL:
             saver.wait()
             raise Stopped(now.done)
+
+
+def _leave_unsaved(saver: checkpoint.Saver | None, now: EndOfStep, steps: int) -> None:
+    """After a step whose weights are broken: raises what is to end the run, once an earlier save is whole."""
+    if now.stop in (Reason.NONE, Reason.TIME_UP) or (now.stop is Reason.SIGNAL and now.done == steps):
+        return
+    if saver is not None:
+        saver.wait()
+    if now.stop is Reason.NOT_FINITE:
+        raise LossNotFinite(now.since, now.done, steps)
+    raise Stopped(now.done, broken=True)

@@ -10,9 +10,10 @@ from typing import Protocol
 from parallel_core.engine.executor import Executor
 from parallel_core.engine.norm import Gathering, StepTotals, Totals
 from parallel_core.engine.stage import Batch
+from parallel_core.engine.stop import Judge, Reason
 from parallel_core.engine.stream import Staleness, StreamExecutor
 from parallel_core.schedule.stream import Windows, steps_apart, stream_end
-from parallel_core.spec import RunSpec
+from parallel_core.spec import RunSpec, TrainSpec
 
 Read = Callable[[int], Batch]
 """Reads this rank's part of the batch of a step."""
@@ -21,9 +22,12 @@ Read = Callable[[int], Batch]
 class StepRunner(Protocol):
     """Runs steps in order."""
 
+    judge: Judge
+    """Has seen the totals that are known."""
+
     @property
-    def stopping(self) -> bool:
-        """Whether some rank was asked to stop and the last step run ended with an empty pipeline."""
+    def stopping(self) -> Reason:
+        """Why all ranks stop after the last step run, which then ended with an empty pipeline."""
 
     @property
     def drained(self) -> bool:
@@ -49,17 +53,17 @@ class FlushingRunner:
     staleness = None
     drained = True
 
-    def __init__(self, executor: Executor, read: Read) -> None:
+    def __init__(self, train: TrainSpec, executor: Executor, read: Read) -> None:
         self._executor, self._read = executor, read
-        self._stop = False
+        self.judge = Judge(train)
 
     @property
-    def stopping(self) -> bool:
-        return self._stop
+    def stopping(self) -> Reason:
+        return self.judge.reason
 
     def advance(self, step: int) -> list[Totals]:
         totals = self._executor.run(self._read(step))
-        self._stop = totals.stop
+        self.judge.see(totals, step)
         return [totals]
 
     def settle(self) -> list[Totals]:
@@ -83,11 +87,12 @@ class StreamingRunner:
         self._begin = self._end = -1
         self._batches: deque[Batch] = deque()
         self._under_way: deque[Gathering] = deque()
-        self._stop, self._drained = False, True
+        self._drained = True
+        self.judge = Judge(spec.train)
 
     @property
-    def stopping(self) -> bool:
-        return self._stop and self._drained
+    def stopping(self) -> Reason:
+        return self.judge.reason if self._drained else Reason.NONE
 
     @property
     def drained(self) -> bool:
@@ -108,8 +113,7 @@ class StreamingRunner:
         self._batches.popleft()
         self._drained = step + 1 == self._end
         known = self._wait(0 if self._drained else self._lag)
-        if any(totals.stop for totals in known):
-            self._stop = True
+        if self.judge.reason:
             self._end = min(self._end, step + 2 + self._windows.edge)  # the next step is already in flight
         return known
 
@@ -121,4 +125,7 @@ class StreamingRunner:
 
     def _wait(self, left: int) -> list[Totals]:
         """Waits for the totals of all but the last `left` steps and returns them."""
-        return [self._totals.result(self._under_way.popleft()) for _ in range(len(self._under_way) - left)]
+        known = [self._totals.result(self._under_way.popleft()) for _ in range(len(self._under_way) - left)]
+        for totals in known:
+            self.judge.see(totals, totals.step)
+        return known

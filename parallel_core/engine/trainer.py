@@ -89,11 +89,12 @@ class Trainer:
             schedule = build(spec)
             program = schedule.programs[here]
             traffic = Traffic.of(program, receipts(schedule, here))
-            return FlushingRunner(Executor(program, traffic, parts, self.scope, progress, spec.train), self.reader.read)
+            executor = Executor(program, traffic, parts, self.scope, progress, spec.train)
+            return FlushingRunner(spec.train, executor, self.reader.read)
         windows = Windows(spec)
-        executor = StreamExecutor(windows, here, parts, self.scope, progress, spec.train)
-        self._versions = executor.versions
-        return StreamingRunner(spec, executor, parts.totals, windows, self.reader.read)
+        stream = StreamExecutor(windows, here, parts, self.scope, progress, spec.train)
+        self._versions = stream.versions
+        return StreamingRunner(spec, stream, parts.totals, windows, self.reader.read)
 
     def _make_parts(self, groups: Groups) -> Parts:
         spec, layout, flat = self.spec, self.layout, self.chunks.flat

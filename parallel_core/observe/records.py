@@ -27,7 +27,9 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
              spans, with clock_within. Those of the newest steps may come with a later record
     memory   step, peak: {category: bytes at the instant of the peak}, peak_total, rss_delta, final: {category: bytes};
              blob = MEMORY rows (the curve), may be empty
-    fault    type, message, traceback, step, op, cause: user_code | out_of_memory
+    fault    type, message, traceback, step, op, cause: user_code | out_of_memory | not_finite
+    early    done, steps, minutes, saved (whether there is a checkpoint after `done` steps): the run left at its time
+             limit (parallel_core.early_end)
     exit     code: the exit code with which the rank is about to end (see launch); its last record unless it is killed
     checkpoint  step (steps done), bytes, seconds (to write it, during training), blocked (seconds for which training
              stopped), kept: [steps of the run's checkpoints that exist], held_out (loss, or null); only from rank 0

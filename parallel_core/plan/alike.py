@@ -26,6 +26,8 @@ _WITHOUT_STEP = (
     "corpus",
     "checkpoint_every",
     "keep",
+    "max_minutes",
+    "stop_on_nan",
 )
 """Fields of `train` that change no prediction of a step, neither its time nor its memory."""
 

@@ -10,6 +10,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.fleet.models import Worker
+from dashboard.runs import states
 from dashboard.runs.models import Attempt, Checkpoint, LogChunk, Run, State
 from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_verdict import fix, verdict
@@ -42,6 +43,30 @@ def test_failed_run_shows_cause_last_lines_and_fix(reader: Client, alice: Any) -
     assert re.search(r"Clone it and .+ is then predicted to need [\d.]+ MiB", page)
     assert EVIL not in page
     assert "Boom &lt;script&gt;" in page
+
+
+def test_a_loss_that_stayed_nan_is_resumed_from_the_sound_checkpoint(reader: Client, alice: Any) -> None:
+    run = failed(alice, "not_finite", "The loss is not finite since step 9.")
+    Checkpoint.objects.create(
+        run=run, attempt=Attempt.objects.get(run=run), worker="yard-a", step=8, bytes=1, seconds=0.1
+    )
+    page = plain(html(reader, run))
+    assert "loss not finite" in page and "The loss is not finite since step 9." in page
+    assert "Resume it from step 8 at a lower learning rate" in page
+
+
+def test_a_run_that_left_at_its_time_limit_says_so_and_can_be_resumed(client: Client, alice: Any) -> None:
+    run = factory.queued(alice, PIPELINE)
+    attempt = factory.start(run)
+    factory.feed_steps(attempt, 12)
+    said = "Ended after 12 of 43 steps: its limit of 5 minutes (train.max_minutes)."
+    states.finish(attempt, "succeeded", "time_limit", said)
+    Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=12, bytes=1, seconds=0.1)
+    run.refresh_from_db()
+    assert (run.state, run.retries_left) == (State.SUCCEEDED, 0) and run.events.filter(text=said).exists()
+    client.force_login(alice)
+    page = html(client, run)
+    assert said in plain(page) and 'id="resume"' in page and "time limit" in page
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) -> None:

@@ -34,7 +34,7 @@ UNEVEN = 1.15
 run.
 """
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
-TRAIN = {"steps": 23, "warmup_steps": 3, "global_batch": 16}
+TRAIN = {"steps": 23, "warmup_steps": 3, "global_batch": 16, "stop_on_nan": False}
 PP: dict[str, Any] = {"pp": 2, "micro_batches": 8}
 DP, TP = {"dp": 2}, {"tp": 2}
 STRATEGIES: dict[str, dict[str, Any]] = {

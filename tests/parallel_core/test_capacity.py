@@ -115,6 +115,8 @@ OTHER: dict[str, Any] = {
     "corpus": "pattern",
     "checkpoint_every": 5,
     "keep": 3,
+    "max_minutes": 5.0,
+    "stop_on_nan": False,
 }
 """Another value of each field of `train` that no prediction of memory depends on."""
 

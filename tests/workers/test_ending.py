@@ -63,6 +63,23 @@ def test_an_exception_carries_the_ranks_own_traceback(tmp_path: Path) -> None:
     assert told.exits == {"1": EXIT_FAULT, "0": TERM}
 
 
+def test_a_loss_that_stayed_nan_is_the_cause_without_the_name_of_an_exception(tmp_path: Path) -> None:
+    fault(tmp_path, 1, "not_finite", "The loss is not finite since step 12.")
+    told = ending.of_exits(tmp_path, [0, 1], [Exit(1, EXIT_FAULT, 0.0), Exit(0, EXIT_FAULT, 0.1)], oom_kills=0)
+    assert (told.outcome, told.cause, told.detail) == ("failed", "not_finite", "The loss is not finite since step 12.")
+    assert not told.traceback
+
+
+def test_ranks_that_left_at_their_time_limit_have_succeeded_early(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        FileSink(tmp_path, rank).emit("early", done=3, steps=9, minutes=1.0, saved=True)
+        left(tmp_path, rank, 0)
+    told = ending.of_exits(tmp_path, [0, 1], [Exit(rank, 0, 0.0) for rank in (0, 1)], oom_kills=0)
+    assert (told.outcome, told.cause) == ("succeeded", "time_limit")
+    assert told.detail == "Ended after 3 of 9 steps: its limit of 1 minute (train.max_minutes)."
+    assert ending.of_files(tmp_path, [0, 1]) == told
+
+
 def left(folder: Path, rank: int, code: int) -> None:
     FileSink(folder, rank).emit("exit", code=code)
 

@@ -1,0 +1,27 @@
+"""What a run that left at its time limit (`train.max_minutes`) says of its end, from its ranks' records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from parallel_core.observe import records
+
+KIND = "early"
+"""Kind of the record by which a rank says that it ended before its last step, as its time was up."""
+
+
+def sentence(record: Mapping[str, Any]) -> str:
+    """`Ended after 120 of 1000 steps: its limit of 30 minutes (train.max_minutes).`, and whether it was saved there."""
+    minutes = record["minutes"]
+    unit = "minute" if minutes == 1 else "minutes"
+    saved = "" if record["saved"] else " Nothing was saved there."
+    done = f"Ended after {record['done']} of {record['steps']} steps"
+    return f"{done}: its limit of {minutes:g} {unit} (train.max_minutes).{saved}"
+
+
+def of_rank(folder: Path, rank: int) -> str:
+    """The sentence about the end of a rank that ended well; '' if it trained every step."""
+    record = records.last_of(folder, rank, KIND)
+    return sentence(record) if record else ""
