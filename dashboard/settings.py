@@ -66,6 +66,7 @@ INSTALLED_APPS = [
     "dashboard.api",
     "dashboard.live",
     "dashboard.control",
+    "dashboard.webhook",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -40,6 +40,7 @@ from dashboard.fleet.selectors import RETURNS_S, reporting
 from dashboard.live.announce import publish
 from dashboard.runs.models import Attempt
 from dashboard.studies import fit_runs
+from dashboard.webhook.sender import Sender
 from workers.contract import HEARTBEAT_S, LEASE_S
 from workers.wire import connect
 
@@ -93,6 +94,7 @@ class Controller:
         self._away = ""
         self._unsynced = False
         self._remains = True  # of deleted runs; looked for after each sweep
+        self._sender = Sender(self._stopping)
         self._settled: dict[tuple[str, int], ControlMessage] = {}  # held back until their commits are on the disk
 
     def stop(self) -> None:
@@ -106,6 +108,7 @@ class Controller:
             try:
                 if lock.hold():
                     waiting = False
+                    self._sender.go()
                     self.turn()
                     continue
                 if not waiting:
@@ -148,6 +151,7 @@ class Controller:
     def _end_term(self) -> None:
         """Forgets what another controller, which has the lock now, goes on with: whom it hears, which runs it leaves
         without a summary, and what it has to send, is known from the database when its term is over."""
+        self._sender.pause()
         self._clocks, self._succeeded, self._unsummarised_known = Clocks(), False, False
         self._unsent.clear()
         self._claim.forget()

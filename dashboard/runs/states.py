@@ -4,8 +4,9 @@
     starting | running -> queued again: interrupted, never taken, or the worker was lost and retries are left
 
 Each transition is a conditional UPDATE that must change exactly one row, else IllegalTransition is raised and nothing
-is written. Each writes an Event and announces `state` on the LIVE stream after the commit. Only the controller makes
-the transitions of an attempt; the web process makes one itself, when a user cancels a queued run.
+is written. Each writes an Event and announces `state` on the LIVE stream after the commit; an end is noted for the
+webhook. Only the controller makes the transitions of an attempt; the web process makes one itself, when a user cancels
+a queued run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from dashboard.live.announce import announce
-from dashboard.runs.models import ACTIVE, Attempt, Event, Run, State
+from dashboard.runs.models import ACTIVE, ENDED, Attempt, Event, Run, State
+from dashboard.webhook.outbox import note_end
 
 OUTCOME_STATES = {"succeeded": State.SUCCEEDED, "failed": State.FAILED, "cancelled": State.CANCELLED}
 WORKER_LOST = "worker_lost"
@@ -59,12 +61,18 @@ def _fresh_id(now: datetime) -> int:
 
 
 def _move(run_id: int, sources: tuple[State, ...], target: State, **changes: Any) -> Run:
-    """Changes the state by a conditional UPDATE; returns the fresh row. Clears `cause` and `detail` unless given."""
+    """Changes the state by a conditional UPDATE; returns the fresh row. Clears `cause` and `detail` unless given.
+
+    An end is noted for the webhook.
+    """
     changes = {"cause": "", "detail": "", **changes}
     if Run.objects.filter(pk=run_id, state__in=sources).update(state=target, **changes) != 1:
         found = Run.objects.filter(pk=run_id).values_list("state", flat=True).first() or "deleted"
         raise IllegalTransition(f"run {run_id} is {found}; only {' or '.join(sources)} can become {target}")
-    return Run.objects.get(pk=run_id)
+    run = Run.objects.get(pk=run_id)
+    if target in ENDED:
+        note_end(run)
+    return run
 
 
 def _close(attempt: Attempt, outcome: str, cause: str, detail: str, report: dict[str, Any], at: datetime) -> None:
