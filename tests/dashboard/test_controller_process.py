@@ -21,6 +21,7 @@ from dashboard.yard import broker
 from parallel_core.observe.records import POINT
 from tests.dashboard.database_file import NAME, ROOT, env_of, make_database
 from tests.dashboard.fake_worker import Peer, points_frame
+from tests.dashboard.receiver import listening
 
 DEADLINE_S = 60.0
 PACE_S = 0.02
@@ -152,3 +153,28 @@ def test_the_second_takes_over_when_the_first_dies_and_stops_when_told(yard: Yar
     until(lambda: len(yard.stored_steps()) == 3, lambda: peer.beat(attempt))
     second.terminate()
     assert second.wait(DEADLINE_S) == 0
+
+
+CANCEL = """
+import django; django.setup()
+from dashboard.runs import states
+from dashboard.runs.models import Run
+from dashboard.webhook.models import Webhook
+Webhook.objects.create(url="{}/hook", origin="http://yard")
+states.cancel_queued(Run.objects.get())
+"""
+
+
+def test_the_controllers_thread_posts_what_ended_before_it_started(yard: Yard) -> None:
+    with listening() as receiver:
+        script = CANCEL.format(receiver.address)
+        subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=yard.env, check=True)
+        yard.start_controller()
+        until(lambda: bool(receiver.got))
+    ((path, body),) = receiver.got
+    assert (path, body["event"], body["state"], body["link"]) == (
+        "/hook",
+        "run.ended",
+        "cancelled",
+        "http://yard/runs/1/",
+    )

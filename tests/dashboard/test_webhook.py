@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -24,45 +20,16 @@ from dashboard.webhook.models import Delivery, Webhook, check_url
 from dashboard.webhook.posting import post
 from dashboard.webhook.sender import AGAIN, send_due
 from tests.dashboard import factory
+from tests.dashboard.receiver import Receiver, listening
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_url")]
 SPLIT = {"dp": 2}
 
 
-@dataclass
-class Receiver:
-    """Answers with `status` what is posted to it, and keeps it."""
-
-    status: int = 200
-    location: str = ""
-    got: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    address: str = ""
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    kept = Receiver()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            kept.got.append((self.path, json.loads(body)))
-            self.send_response(kept.status)
-            if kept.location:
-                self.send_header("Location", kept.location)
-            self.end_headers()
-
-        do_GET = do_POST
-
-        def log_message(self, *_: Any) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    kept.address = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield kept
-    server.shutdown()
-    server.server_close()
+    with listening() as found:
+        yield found
 
 
 @pytest.fixture
