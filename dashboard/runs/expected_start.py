@@ -21,12 +21,16 @@ LONGEST_S = 30 * 24 * 3600
 
 
 def seconds_left(run: Run) -> float | None:
-    """How long a running run will still take, at the median of its steps so far; None if no step has been timed, or it
-    does not train."""
+    """How long a running run will still take, at the median of its steps so far, or until its time limit if that comes
+    first; None if no step has been timed, or it does not train."""
     if not run.step_time or run.task:
         return None
-    done, steps = (run.step or 0) + 1, run.spec["train"]["steps"]
-    return max(0, steps - done) * run.step_time + evaluation_seconds(run, done) + saving_seconds(run, done)
+    done, train = (run.step or 0) + 1, run.spec["train"]
+    left = max(0, train["steps"] - done) * run.step_time + evaluation_seconds(run, done) + saving_seconds(run, done)
+    limit = MINUTE_S * train.get("max_minutes", 0)
+    if not limit or run.started_at is None:
+        return left
+    return min(left, max(0.0, limit - (timezone.now() - run.started_at).total_seconds()))
 
 
 def evaluation_seconds(run: Run, done: int) -> float:

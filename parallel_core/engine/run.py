@@ -243,8 +243,8 @@ def _probe_reference(probe: ReferenceProbe, report: Reporter, times: StepTimes, 
 def _finish(
     trainer: Trainer, report: Reporter, first: int, saver: checkpoint.Saver | None, *, meters: bool = True
 ) -> None:
-    """After the last step of a run from `first` on: waits for the last checkpoint, then (`meters`) runs the metered step
-    if no trained step was metered. It changes the weights.
+    """After the last step of a run from `first` on: waits for the last checkpoint, then (`meters`) runs the metered
+    step, which changes the weights, if no trained step was metered.
 
     The metered step may fail, most likely for lack of memory, which ends every rank; by then the checkpoint is saved.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,3 +115,16 @@ def test_the_time_for_which_checkpoints_stop_training_is_counted(alice: Any) -> 
     frame = {"kind": "checkpoint", "rank": 0, "t": 1.0, "step": 40, "bytes": 1, "seconds": 9.0, "kept": [40]}
     factory.feed(attempt, 0, encode({**frame, "blocked": 7.0}))
     assert expected_start.seconds_left(run) == pytest.approx(50 * 2.0 + 3 * 7.0)
+
+
+def test_a_time_limit_ends_a_run_before_its_last_step(alice: Any) -> None:
+    run = factory.queued(alice, {}, train={"steps": 1000, "max_minutes": 10})
+    factory.start(run)
+    began = expected_start.timezone.now() - timedelta(minutes=8)
+    Run.objects.filter(pk=run.pk).update(step=9, step_time=2.0, started_at=began)
+    run.refresh_from_db()
+    left = expected_start.seconds_left(run)
+    assert left is not None and 0 < left <= 120
+    Run.objects.filter(pk=run.pk).update(step=997)
+    run.refresh_from_db()
+    assert expected_start.seconds_left(run) == pytest.approx(2 * 2.0)
