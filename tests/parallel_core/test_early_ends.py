@@ -18,6 +18,7 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.stop import Judge, LossNotFinite, Reason, StopRequest
+from parallel_core.exits import Exit
 from parallel_core.launch import EXIT_FAULT
 from parallel_core.limits import NOT_FINITE_STEPS
 from parallel_core.local import Outcome
@@ -80,7 +81,7 @@ def test_the_end_says_its_limit_and_what_was_not_saved() -> None:
 
 def test_a_command_says_how_its_run_ended_early() -> None:
     about: dict[str, Any] = {"kind": "early", "done": 3, "steps": 9, "minutes": 5.0, "saved": True}
-    left = Outcome(Path("out"), 0.0, exits=[(0, 0)], frames={0: [Frame(about, b"", 0)]})
+    left = Outcome(Path("out"), 0.0, exits=[Exit(0, 0, 0.0)], frames={0: [Frame(about, b"", 0)]})
     assert left.ok and left.early in _ending(left, RunSpec())
     fault: dict[str, Any] = {
         "kind": "fault",
@@ -88,7 +89,7 @@ def test_a_command_says_how_its_run_ended_early() -> None:
         "type": "LossNotFinite",
         "message": "Since step 3.",
     }
-    ended = Outcome(Path("out"), 0.0, exits=[(0, EXIT_FAULT)], frames={0: [Frame(fault, b"", 0)]})
+    ended = Outcome(Path("out"), 0.0, exits=[Exit(0, EXIT_FAULT, 0.0)], frames={0: [Frame(fault, b"", 0)]})
     assert ended.failure() == "Since step 3."
 
 
