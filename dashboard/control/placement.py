@@ -166,7 +166,7 @@ class Plan:
 def plan(
     queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterable[int] = (), *, told: bool = True
 ) -> Plan:
-    """Places what can be placed now. `queue` is oldest first; `studies_active` are studies with an exclusive run under
+    """Places what can be placed now, in the order of `queue`; `studies_active` are studies with an exclusive run under
     way. Unless why the others wait is to be `told`, no more of the queue is read than may be placed."""
     by_name = {host.name: host for host in hosts}
     untaken = _Untaken(by_name.values())

@@ -14,6 +14,7 @@ from django.utils import timezone
 from dashboard.control.placement import Host, Request
 from dashboard.fleet.listening import listened_until
 from dashboard.fleet.models import Worker
+from dashboard.fleet.words import model_name
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Attempt, Run
 from parallel_core.version import version
@@ -145,7 +146,7 @@ def idle_host(worker: Worker) -> Host:
     """The worker for the placement, as if it were open and nothing ran there."""
     have, memory, names = devices_of(worker), dict[str, dict[int, int]](), dict[str, set[str]]()
     for device in worker.devices:
-        names.setdefault(device["kind"], set()).add(device.get("name", ""))
+        names.setdefault(device["kind"], set()).add(model_name(device.get("name", "")))
         if size := device.get("memory_total"):
             memory.setdefault(device["kind"], {})[device["index"]] = size
     knows: dict[str, Any] = {"tasks": tuple(worker.tasks), "fields": frozenset(worker.fields)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from parallel_core.analysis.quantities import listed_text
@@ -10,6 +11,8 @@ WORDS = {"cpu": "CPU device", "cuda": "GPU"}
 """Kind of device -> its name, in the singular."""
 DOES = {"generate": "generate text", "links": "time messages between hosts"}
 """Task (workers.contract.TASKS) -> what a worker does that has it."""
+_NUMBERED = re.compile(r", core \d+( \(shares core \d+\))?$|, share \d+( of \d+)$")
+"""The part of a device's name that tells it from those of the same model."""
 
 
 def apart_text(names: Sequence[str]) -> str:
@@ -27,3 +30,8 @@ def unable_text(workers: Iterable[tuple[str, str]], task: str, fields: Sequence[
     what = [f"can {DOES[task]}"] if task else []
     what += [f"{know} {listed_text(list(fields))}"] if fields else []
     return f"{listed_text(runs)}, which {announce} {listed_text(what)}"
+
+
+def model_name(device: str) -> str:
+    """A device's name without the number of its core, or which share of a GPU it is (`workers.devices`)."""
+    return _NUMBERED.sub(lambda found: found[2] or "", device)

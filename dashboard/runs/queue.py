@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
 
+from django.db.models import Exists, OuterRef
+
 from dashboard.ages import span
 from dashboard.control.placement import Host, Request, Wait, plan
 from dashboard.fleet.listening import away_for
@@ -49,18 +51,22 @@ def queue_order() -> list[int]:
     first comes whose last start is longest ago, of several the one whose run is the oldest.
 
     Of one's own runs the oldest comes first. Those of a study come together, by position, at the place of the oldest.
+    Before all, the oldest first, come those that were interrupted: their turn was when they were started.
     """
     queued = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
-    rows = list(queued.values_list("pk", "study", "queued_at", "position", "owner"))
+    begun = Exists(Attempt.objects.filter(run=OuterRef("pk")))
+    rows = list(queued.annotate(begun=begun).values_list("pk", "study", "queued_at", "position", "owner", "begun"))
     since: dict[int, datetime] = {}
     for pk, study, queued_at, *_ in rows:
         since[study or -pk] = min(queued_at, since.get(study or -pk, queued_at))
     rows.sort(key=lambda row: (since[row[1] or -row[0]], row[1] or 0, row[3], row[0]))
     of_owner: dict[int, list[int]] = {}
-    for pk, *_, owner in rows:
-        of_owner.setdefault(owner, []).append(pk)
+    for pk, *_, owner, before in rows:
+        if not before:
+            of_owner.setdefault(owner, []).append(pk)
     lines = [of_owner[owner] for owner in _turns(list(of_owner))]
-    return [pk for turn in zip_longest(*lines) for pk in turn if pk is not None]
+    turns = [pk for turn in zip_longest(*lines) for pk in turn if pk is not None]
+    return [pk for pk, *_, before in rows if before] + turns
 
 
 def _turns(owners: list[int]) -> list[int]:
@@ -68,7 +74,7 @@ def _turns(owners: list[int]) -> list[int]:
     given."""
     if len(owners) < 2:
         return owners
-    newest = Attempt.objects.order_by("-pk").values_list("run__owner", flat=True)[:RECENT]
+    newest = Attempt.every.order_by("-pk").values_list("run__owner", flat=True)[:RECENT]
     last = {owner: -place for place, owner in reversed(list(enumerate(newest)))}
     return sorted(owners, key=lambda owner: last.get(owner, -RECENT))
 

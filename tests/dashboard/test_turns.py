@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from dashboard.accounts.roles import make_member
-from dashboard.runs import queue
+from dashboard.runs import queue, states
 from dashboard.runs.models import Run
 from dashboard.studies.models import Study
 from tests.dashboard import factory
@@ -55,6 +55,16 @@ def test_who_has_not_started_a_run_for_longest_comes_first(alice: Any, bob: User
         for number in range(2):
             factory.queued(owner, name=f"{owner.username}{number}")
     assert order() == ["bob0", "alice0", "carol0", "bob1", "alice1", "carol1"]
+
+
+def test_an_interrupted_run_goes_on_before_all_turns(alice: Any, bob: User) -> None:
+    """As it had its turn: a restart of its worker must not hand its devices to others."""
+    run = factory.queued(alice, name="long")
+    attempt = factory.start(run)
+    factory.queued(bob, name="of bob")
+    factory.queued(alice, name="of alice")
+    states.finish(attempt, "interrupted", "interrupted", "Its worker was restarted.")
+    assert order() == ["long", "of bob", "of alice"]
 
 
 def test_starts_longer_ago_than_are_looked_at_count_as_none(
