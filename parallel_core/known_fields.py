@@ -3,7 +3,7 @@
 A worker refuses a spec with a field that its version lacks, even at its default, and stored specs contain all fields.
 So a worker announces the fields that were added after EARLIEST; a run that needs no others is sent to it without the
 rest, and any other run waits for a newer worker. This is exact because a new field's default is what versions without
-the field do; only `train.stop_on_nan`, which is on by default, is off there.
+the field do. One is not (`ABSENT`): a run with either value is sent, and there has that of those versions.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ _FIRST = {
 EARLIEST = frozenset(f"{section}.{name}" for section, words in _FIRST.items() for name in words.split())
 """Dotted names of the fields, and of the kinds of faults with theirs, when workers began to announce later ones. What
 is added to a spec is not added here."""
+
+
+ABSENT: dict[str, Any] = {"train.stop_on_nan": False}
+"""Dotted names of fields whose default is another value than what versions without them do, with that value."""
 
 
 def later() -> list[str]:
@@ -82,12 +86,15 @@ def _kept(at: str, values: Mapping[str, Any], unknown: set[str]) -> dict[str, An
 
 
 def _leaves(spec: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """(dotted name, whether the value is the default) of all fields of a dumped spec; a fault's kind is none."""
+    """(dotted name, whether the value is the default, or what versions without the field do) of all fields of a dumped
+    spec; a fault's kind is none."""
     kinds = sections(RunSpec)
     for at, values in spec.items():
         if at in kinds:
             defaults = _defaults(kinds[at])
-            yield from ((f"{at}.{name}", defaults.get(name, ...) == value) for name, value in values.items())
+            usual = {f"{at}.{name}": defaults.get(name, ...) for name in values}
+            found = {f"{at}.{name}": value for name, value in values.items()}
+            yield from ((path, value in (usual[path], ABSENT.get(path, ...))) for path, value in found.items())
     for fault in spec.get("inject", ()):
         at, made = f"inject.{fault['kind']}", KINDS.get(fault["kind"])
         defaults = _defaults(made) if made else {}

@@ -15,7 +15,7 @@ from dashboard.runs.models import Run
 from parallel_core.plan.evaluations import evaluation_steps, evaluations
 
 MINUTE_S = 60
-_COUNTED = ("steps", "global_batch", "eval_every", "eval_samples")
+_COUNTED = ("steps", "global_batch", "eval_every", "eval_samples", "max_minutes")
 LONGEST_S = 30 * 24 * 3600
 """Nothing is said of what lies further ahead: predictions of so many steps are not that good."""
 
@@ -77,11 +77,14 @@ def _predicted(runs: Sequence[int]) -> float | None:
     rows = list(said.values_list("seconds", "run__resume_step", *(f"run__spec__train__{name}" for name in _COUNTED)))
     if len(rows) < len(runs):
         return None
-    return math.fsum((seconds or 0.0) * _step_times(begins or 0, *counted) for seconds, begins, *counted in rows)
+    return math.fsum(
+        min((seconds or 0.0) * _step_times(begins or 0, *counted), MINUTE_S * limit or math.inf)
+        for seconds, begins, *counted, limit in ((*row[:-1], row[-1] or 0) for row in rows)
+    )
 
 
 def _step_times(begins: int, steps: int, batch: int, every: int | None, samples: int | None) -> float:
-    """How long a run that begins with step `begins` takes, in times of its steps; the rest as _COUNTED."""
+    """How long a run that begins with step `begins` takes, in times of its steps; the rest as in _COUNTED."""
     held_out = evaluation_steps(samples or 0, batch)
     return max(0, steps - begins) + evaluations(every or 0, steps, begins) * held_out
 

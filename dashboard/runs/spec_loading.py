@@ -75,6 +75,10 @@ def parsed(text: str) -> dict[str, Any]:
         raise ValueError(f"This is no JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; thousands of brackets
         raise ValueError("This is no spec: a number is too long, or it is nested too deeply.") from error
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("This is no spec: half of a surrogate pair is no character.") from error
     if not isinstance(found, dict):
         raise ValueError('A spec is an object such as {"model": {}, "train": {}}; this is another value.')
     return found

@@ -77,16 +77,18 @@ def ranking(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Ranking | None
     """The ranking of those of `runs` that succeeded; None unless they differ in how they train the same task, and any
     has a finite loss.
 
-    Held-out losses rank them only if all are of the same samples.
+    Held-out losses rank them only if all have one, of the same samples. Runs that left at their time limit do not
+    count: they trained fewer steps than they were to.
     """
     done = [run for run in runs if run.state == State.SUCCEEDED]
     fields = trained_differently([specs[run.pk] for run in done])
     if not fields or len({_task(specs[run.pk]) for run in done}) > 1:
         return None
-    finite = [run for run in done if not run.diverged]
+    finite = [run for run in done if not run.diverged and run.cause != "time_limit"]
     finals = {run.pk: loss for run in finite if (loss := run.summary.get("final_loss")) is not None}
     held = {run.pk: loss for run in finite if (loss := lowest_held_out(run)) is not None}
-    what, values = (HELD_OUT, held) if held and len({specs[pk].train.held_out for pk in held}) == 1 else (FINAL, finals)
+    same = held.keys() == finals.keys() and len({specs[pk].train.held_out for pk in held}) == 1
+    what, values = (HELD_OUT, held) if same else (FINAL, finals)
     values = {pk: value for pk, value in sorted(values.items(), key=lambda each: each[1]) if math.isfinite(value)}
     if not values:
         return None

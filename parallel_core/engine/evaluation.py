@@ -47,13 +47,14 @@ class Evaluation:
         self._batches = HeldOutBatches(spec, trainer.reader.sampler.dataset)
         self._executor = _ForwardExecutor(trainer)
 
-    def after_step(self, step: int, *, drained: bool) -> Evaluated | None:
-        """Evaluates after `step` if it is due and no rank is at an earlier step (`drained`); else returns None.
+    def after_step(self, step: int, *, drained: bool, last: bool = False) -> Evaluated | None:
+        """Evaluates after `step` if it is due, or the `last` one of a run that leaves early, and no rank is at an
+        earlier step (`drained`); else returns None.
 
         Raises BrokenOff where a rank is asked to stop meanwhile.
         """
         spec = self._trainer.spec
-        if not (is_nth_or_last(spec, spec.train.eval_every, step) and drained):
+        if not ((last or is_nth_or_last(spec, spec.train.eval_every, step)) and drained):
             return None
         return self._evaluated(step, to_its_end=False)
 

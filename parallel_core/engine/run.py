@@ -166,9 +166,12 @@ def _train(
             report.memory(step, meter)
         stop = _report_step(trainer, report, TrainedStep(step, first, known, took, traced))
         _compare(prints, report, times, step, trainer.runner.drained)
+        if stop is Reason.TIME_UP and step + 1 == spec.train.steps:
+            stop = Reason.NONE  # it ends here anyway
         held_out, broken_off = None, False
-        if evaluation is not None and not stop:
-            held_out, broken_off = _evaluate(evaluation, report, times, step, trainer.runner.drained)
+        if evaluation is not None and stop in (Reason.NONE, Reason.TIME_UP):
+            last = stop is Reason.TIME_UP
+            held_out, broken_off = _evaluate(evaluation, report, times, step, trainer.runner.drained, last=last)
         stop = Reason.SIGNAL if broken_off else stop
         if step >= timed_from:
             _probe_reference(probe, report, times, step, took)
@@ -218,12 +221,12 @@ def _compare(prints: Fingerprints, report: Reporter, times: StepTimes, step: int
 
 
 def _evaluate(
-    evaluation: Evaluation, report: Reporter, times: StepTimes, step: int, drained: bool
+    evaluation: Evaluation, report: Reporter, times: StepTimes, step: int, drained: bool, *, last: bool
 ) -> tuple[float | None, bool]:
-    """Evaluates the held-out loss after a step if it is due; its time is not counted in any step. Returns the loss, and
-    whether the evaluation was broken off, as the run is to stop."""
+    """Evaluates the held-out loss after a step if it is due, or the run's `last` one at its time limit; its time is not
+    counted in any step. Returns the loss, and whether the evaluation was broken off, as the run is to stop."""
     try:
-        found = evaluation.after_step(step, drained=drained)
+        found = evaluation.after_step(step, drained=drained, last=last)
     except BrokenOff:
         return None, True
     if found is None:

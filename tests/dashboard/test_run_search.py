@@ -200,3 +200,15 @@ def test_ended_runs_get_theirs_from_their_summaries(alice: Any) -> None:
     import_module("dashboard.runs.migrations.0026_run_held_out").fill(apps, None)
     assert list(Run.objects.order_by("pk").values_list("held_out", flat=True)) == [2.5, None]
     assert Run.objects.get(pk=told.pk).spec == told.spec, "nothing else of the row is written"
+
+
+def test_runs_of_before_trained_on_where_their_loss_was_not_a_number(alice: Any) -> None:
+    """So they do when they are run again, and are found so."""
+    factory.worker()
+    before, now = factory.queued(alice), factory.queued(alice)
+    train = {name: value for name, value in before.spec["train"].items() if name != "stop_on_nan"}
+    Run.objects.filter(pk=before.pk).update(spec={**before.spec, "train": train})
+    import_module("dashboard.runs.migrations.0028_stop_on_nan").fill(apps, None)
+    found = dict(Run.objects.values_list("pk", "spec__train__stop_on_nan"))
+    assert found == {before.pk: False, now.pk: True}
+    assert Run.objects.get(pk=before.pk).spec == {**before.spec, "train": {**train, "stop_on_nan": False}}

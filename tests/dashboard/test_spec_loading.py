@@ -93,6 +93,7 @@ def test_a_section_that_is_none_is_said_and_left_out(yard: Client, section: Any)
         ("[1]", "A spec is an object"),
         ('{"train": {"lr": ' + "1" * 5000 + "}}", "a number is too long"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"train": {"lr": "\\ud800"}}', "half of a surrogate pair"),
         ("{" + " " * MAX_SPEC + "}", "at most 1048576 characters"),
     ],
 )

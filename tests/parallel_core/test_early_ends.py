@@ -21,7 +21,7 @@ from parallel_core.engine.stop import Judge, LossNotFinite, Reason, StopRequest
 from parallel_core.exits import Exit
 from parallel_core.launch import EXIT_FAULT
 from parallel_core.limits import NOT_FINITE_STEPS
-from parallel_core.local import Outcome
+from parallel_core.local import Outcome, points
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, Frame, events_path
 from parallel_core.spec import RunSpec, TrainSpec
@@ -111,6 +111,16 @@ def test_all_ranks_leave_behind_the_same_step_when_the_time_is_up(spec_of: Any, 
     assert len(first) == 1 and first[0]["saved"] and 0 < first[0]["done"] == second[0]["done"]
     assert folders.steps(tmp_path / "run") == [first[0]["done"]]
     assert [f.header["step"] for f in frames[0] if f.kind == "phase"][-1] == first[0]["done"]
+
+
+def test_the_weights_that_are_saved_at_the_limit_have_a_held_out_loss(tmp_path: Path) -> None:
+    """Between two evaluations: nothing is urgent then."""
+    more = {"steps": 100_000, "max_minutes": 1e-3, "eval_every": 90_000, "eval_samples": 4}
+    assert ranks.run(FLUSH(more), _trained, tmp_path) == ["", ""]
+    (done,) = folders.steps(tmp_path / "run")
+    held_out = points(read_file(events_path(tmp_path, 0)), "eval_loss")
+    assert held_out["step"].tolist() == [done - 1]
+    assert manifests.read(folders.path_of(tmp_path / "run", done)).held_out == held_out["value"][0]
 
 
 def test_a_run_that_saves_nothing_leaves_at_its_limit_as_well(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def run(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, patched: st
     changes no weight.
     """
     if patched == "without":
-        Evaluation.after_step = lambda self, step, drained: None  # type: ignore[method-assign,misc]
+        Evaluation.after_step = lambda self, step, drained, last=False: None  # type: ignore[method-assign,misc]
     if patched == "trained":
         drawn = Sampler.numbers
 
@@ -277,7 +277,7 @@ def test_a_stop_in_the_last_evaluation_puts_it_off_until_the_weights_are_saved(t
     def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
         evaluate = Evaluation.after_step
 
-        def after_step(self: Evaluation, step: int, *, drained: bool) -> Any:
+        def after_step(self: Evaluation, step: int, *, drained: bool, last: bool = False) -> Any:
             if step + 1 == spec.train.steps:
                 raise BrokenOff
             return evaluate(self, step, drained=drained)

@@ -44,6 +44,14 @@ def test_defaults_that_are_unknown_are_left_out_and_nothing_else(two_later: None
     assert needs_later(spec) == ()
 
 
+def test_a_field_whose_default_is_new_behaviour_holds_no_run_back_from_an_older_worker() -> None:
+    """With either value: the worker does what versions without the field do."""
+    for value in (True, False):
+        spec = dumped(train={"stop_on_nan": value})
+        assert needs_later(spec) == () and "stop_on_nan" not in without_unknown(spec, ())["train"]
+        assert without_unknown(spec, ["train.stop_on_nan"])["train"]["stop_on_nan"] is value
+
+
 def test_what_is_not_at_its_default_is_needed_and_sent(two_later: None) -> None:
     faults = [{"kind": "flipped_bit"}, {"kind": "straggler", "factor": 3.0}]
     spec = dumped(train={"deterministic": True}, trace={"trace_every": 7}, inject=faults, parallel={"dp": 2})
