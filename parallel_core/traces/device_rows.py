@@ -14,6 +14,8 @@ from parallel_core.traces.nesting import outermost_of
 
 _ACROSS = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
 """Parts of the names of copies between host and device: CUPTI's, and ROCm's."""
+Pauses = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Starts and ends, ns, ascending, of the time in which nothing runs."""
 
 
 def reads(trace: Collected) -> NDArray[np.void]:
@@ -50,21 +52,32 @@ def beside_kernels(
     chosen = copies & apart & np.isin(rows["kind"], [int(kind) for kind in COMPUTE])
     if not chosen.any():
         return rows, moments
-    free_from, free_to = _pauses(work[~copies])
-    low = np.searchsorted(free_to, rows["start"][chosen], "right")
-    high = np.searchsorted(free_from, rows["end"][chosen], "left")
-    many = np.maximum(high - low, 0)
-    parts, at = np.repeat(rows[chosen], many), np.repeat(low, many)
-    at += np.arange(len(at)) - np.repeat(np.cumsum(many) - many, many)
+    parts, of = _within(rows[chosen], pauses(work[~copies]))
     parts["kind"], parts["lane"] = Kind.SETUP, LANE_HOST
+    return np.concatenate([rows[~chosen], parts]), np.concatenate([moments[~chosen], moments[chosen][of]])
+
+
+def alone(rows: NDArray[np.void], free: Pauses) -> NDArray[np.void]:
+    """Returns the parts of the rows in the `free` time: what the host does while its device runs holds nothing up."""
+    return _within(rows, free)[0]
+
+
+def _within(rows: NDArray[np.void], free: Pauses) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """Returns the parts of the rows in the `free` time, and the index of the row that each is a part of."""
+    free_from, free_to = free
+    low = np.searchsorted(free_to, rows["start"], "right")
+    high = np.searchsorted(free_from, rows["end"], "left")
+    many = np.maximum(high - low, 0)
+    of, at = np.repeat(np.arange(len(rows)), many), np.repeat(low, many)
+    at += np.arange(len(at)) - np.repeat(np.cumsum(many) - many, many)
+    parts = rows[of]
     parts["start"], parts["end"] = np.maximum(parts["start"], free_from[at]), np.minimum(parts["end"], free_to[at])
-    launched = np.concatenate([moments[~chosen], np.repeat(moments[chosen], many)])
-    return np.concatenate([rows[~chosen], parts]), launched
+    return parts, of
 
 
-def _pauses(work: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns starts and ends of the time in which none of `work` (sorted by start) runs, before and after it
-    included."""
+def pauses(work: NDArray[np.void]) -> Pauses:
+    """Returns the time in which none of `work` (in any order) runs, before and after it included."""
+    work = work[np.argsort(work["start"], kind="stable")]
     ends = np.concatenate([[-(1 << 62)], np.maximum.accumulate(work["end"])])
     starts = np.concatenate([work["start"], [1 << 62]])
     free = starts > ends

@@ -2,9 +2,9 @@
 
 On a GPU a span is a kernel, and its meaning is that of the host code which launched it: found by the correlation id
 of the launch, and from there the innermost marker around that moment (`names.marker`). Reads of batches by the host are
-added, from when the device began the step: computation has precedence, so only waiting for them counts. On a CPU a span
-is an outermost operation. Adjacent spans of one kind with gaps of at most 2 us are merged. Collectives overlap with
-computation, so they are BUCKET spans: the part not hidden by computation is exposed.
+added, from when the device began the step and where nothing runs on it, so only waiting for them counts. On a CPU a
+span is an outermost operation. Adjacent spans of one kind with gaps of at most 2 us are merged. Collectives overlap
+with computation, so they are BUCKET spans: the part not hidden by computation is exposed.
 """
 
 from __future__ import annotations
@@ -186,10 +186,11 @@ def _split_backwards(rows: NDArray[np.void]) -> None:
 
 def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moments: NDArray[np.int64]) -> None:
     windows, pause = out.windows, out.pause
-    reads = device_rows.reads(trace) if out.device == "cuda" else np.empty(0, SPAN)
+    device, free = out.device == "cuda", device_rows.pauses(rows)
+    reads = device_rows.reads(trace) if device else np.empty(0, SPAN)
     if not windows:
         out.notes.append(f"{_UNMARKED}: all of it is one step.")
-        rows = np.concatenate([rows, reads])
+        rows = np.concatenate([rows, device_rows.alone(reads, free)])
         out.steps = {0: _step(rows, int(rows["start"].min()), int(rows["end"].max()), pause)}
         return
     if not marked(trace):
@@ -202,10 +203,10 @@ def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moment
         inside[mine] = True
         if len(mine):
             own, begun = rows[mine], start
-            if out.device == "cuda":
+            if device:
                 begun = _device_begin(start, int(ended[when.before(start)]), own)
                 here = reads[(reads["start"] >= start) & (reads["start"] < end)]
-                own = np.concatenate([own, device_rows.after(here, begun)])
+                own = np.concatenate([own, device_rows.alone(device_rows.after(here, begun), free)])
             out.steps[number] = _step(own, begun, max(end, int(own["end"].max())), pause)
     if not inside.all():
         out.notes.append(f"{int((~inside).sum())} of {len(rows)} operations lie outside of the steps.")

@@ -48,6 +48,24 @@ def test_only_waiting_for_data_that_the_device_does_not_hide_counts() -> None:
     assert starved.kernels[1] == ["ampere_sgemm_128x64_tn"] and starved.raw == 3, "a read is no kernel"
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_reading_beside_a_collective_does_not_hide_it(marked: bool) -> None:
+    """The host reads from 100 to 650 us, during a gather from 100 to 600 us: only the last 50 us wait for data."""
+    made = [
+        gpu("gemm", 0, 100),
+        gpu("ncclDevKernel_AllGather_RING_LL", 100, 500, 1) | {"tid": 12},
+        cpu("cuda_runtime", "cudaLaunchKernel", 90, 5, link=1),
+        cpu("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 100, 550),
+        gpu("gemm", 700, 100),
+    ]
+    made += [cpu("user_annotation", "ProfilerStep#0", 0, 900)] * marked
+    found = kineto.read(Collected(made)).steps
+    parts = accounts({0: found[0]}, Layout.unknown(1))[0].parts
+    assert (parts.compute, parts.exposed_collective, parts.data) == (200_000, 500_000, 50_000)
+    rules = [one.rule for one in diagnose([{0: found[0], 1: found[0]}] * 3)]
+    assert "data_stall" not in rules and "exposed_collectives" in rules
+
+
 def copied(name: str, start: float, length: float, stream: int = 20) -> dict[str, Any]:
     return gpu(name, start, length) | {"cat": "gpu_memcpy", "tid": stream}
 
