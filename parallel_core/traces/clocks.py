@@ -2,7 +2,7 @@
 
 A collective ends at one moment for the ranks of its process group, and for no others: of a tensor-parallel group on a
 slow host it ends later than of one on a fast host. Without the names of groups, as in traces of Gloo, all ranks of the
-same stages are taken for one group.
+same stages are taken for one group. Only steps that both ranks have are compared: cycles of a profiler may be missing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SKEW_NS = 500_000
 """Clock differences up to this many ns are not corrected."""
 _Extents = dict[int, tuple[int, int]]
 """Step -> its begin and end."""
-_Ends = dict[str, NDArray[np.int64]]
-"""Process group ('': unknown) -> ends of its collectives, ascending."""
+_Ends = dict[tuple[int, str], NDArray[np.int64]]
+"""Step and process group ('': unknown) -> ends of its collectives, ascending."""
 
 
 def aligned(ranks: Mapping[int, RankTrace]) -> list[str]:
@@ -40,7 +40,8 @@ class _Clocks:
     def __init__(self, ranks: Mapping[int, RankTrace]) -> None:
         self.ranks, self.notes = ranks, list[str]()
         self.ends = {rank: _collective_ends(trace) for rank, trace in ranks.items()}
-        self.count = {rank: sum(map(len, own.values())) for rank, own in self.ends.items()}
+        self.by_step = {rank: _counts(trace) for rank, trace in ranks.items()}
+        self.count = {rank: sum(own.values()) for rank, own in self.by_step.items()}
         self.first = min((rank for rank, many in self.count.items() if many), default=min(ranks, default=0))
         self.clocks: dict[int, str | int] = {rank: trace.host or rank for rank, trace in sorted(ranks.items())}
         self.compared = {self.clocks.get(self.first)}
@@ -65,7 +66,10 @@ class _Clocks:
         return next(((rank, peer) for rank in new for peer in known if same(rank, peer)), None)
 
     def _as_many(self, rank: int, peer: int) -> bool:
-        return self.count[rank] == self.count[peer]
+        """Whether the ranks have as many collectives in each step of both, and any."""
+        own, other = self.by_step[rank], self.by_step[peer]
+        both = own.keys() & other.keys()
+        return any(own[step] for step in both) and all(own[step] == other[step] for step in both)
 
     def _together(self, rank: int, peer: int) -> bool:
         """Whether the ranks take part in the same collectives: of a group, or, if nothing names groups, of stages."""
@@ -75,32 +79,33 @@ class _Clocks:
 
     def _named(self, *ranks: int) -> bool:
         """Whether the groups of all collectives of the ranks are known."""
-        return all("" not in self.ends[rank] for rank in ranks)
+        return all(group for rank in ranks for _, group in self.ends[rank])
 
-    def _shared(self, rank: int, peer: int) -> list[str]:
-        """The named groups whose collectives both ranks have, and as many of them."""
+    def _shared(self, rank: int, peer: int) -> list[tuple[int, str]]:
+        """The steps and named groups whose collectives both ranks have, and as many of them."""
         own, other = self.ends[rank], self.ends[peer]
-        return [group for group in own if group and group in other and len(own[group]) == len(other[group])]
+        return [key for key in own if key[1] and key in other and len(own[key]) == len(other[key])]
 
     def _move(self, rank: int, peer: int, roughly: bool) -> None:
         """Moves the clock of `rank` to that of `peer`."""
         shared = [] if roughly else self._shared(rank, peer)
-        apart = [self.ends[rank][group] - self.ends[peer][group] for group in shared]
+        apart = [self.ends[rank][key] - self.ends[peer][key] for key in shared]
         if not shared:
-            apart = [_all(self.ends[rank]) - _all(self.ends[peer])]
+            own, other = (_of_steps(self.ends[one]) for one in (rank, peer))
+            apart = [own[step] - other[step] for step in own.keys() & other.keys()]
         skew = int(np.median(np.concatenate(apart)))
         if abs(skew) <= SKEW_NS:
             return
         here = [other for other, clock in self.clocks.items() if clock == self.clocks[rank]]
         for moved in here:
             self.ranks[moved].move(-skew)
-            self.ends[moved] = {group: ends - skew for group, ends in self.ends[moved].items()}
+            self.ends[moved] = {key: ends - skew for key, ends in self.ends[moved].items()}
         way = "ahead" if skew > 0 else "behind"
-        other = ", which may be those of other stages" if roughly else ", whose groups nothing names"
-        other *= not shared
-        far = f"{'roughly ' * bool(other)}{abs(skew) / 1e6:.3g} ms {way} of that of rank {peer}"
+        unsure = ", which may be those of other stages" if roughly else ", whose groups nothing names"
+        unsure *= not shared
+        far = f"{'roughly ' * bool(unsure)}{abs(skew) / 1e6:.3g} ms {way} of that of rank {peer}"
         by = plural_text(sum(map(len, apart)), "collective")
-        self.notes.append(f"The clock of {_called(here)} is {far}; it was moved by the ends of {by}{other}.")
+        self.notes.append(f"The clock of {_called(here)} is {far}; it was moved by the ends of {by}{unsure}.")
 
     def uncompared(self) -> list[str]:
         """Notes on ranks that have collectives, but none to align the clock by."""
@@ -176,13 +181,22 @@ def _meets(steps: _Extents, others: _Extents) -> bool:
 
 
 def _collective_ends(trace: RankTrace) -> _Ends:
-    steps = sorted(trace.steps)
-    ends = [trace.steps[step]["end"][trace.steps[step]["kind"] == Kind.BUCKET] for step in steps]
-    named = [trace.groups.get(step, [""] * len(own)) for step, own in zip(steps, ends, strict=True)]
-    groups = np.array([group for own in named for group in own], np.str_)
-    every = np.concatenate([np.empty(0, np.int64), *ends])
-    return {str(group): np.sort(every[groups == group]) for group in np.unique(groups)}
+    out: _Ends = {}
+    for step, rows in sorted(trace.steps.items()):
+        ends = rows["end"][rows["kind"] == Kind.BUCKET]
+        named = np.array(trace.groups.get(step, [""] * len(ends)), np.str_)
+        out |= {(step, str(group)): np.sort(ends[named == group]) for group in np.unique(named)}
+    return out
 
 
-def _all(ends: _Ends) -> NDArray[np.int64]:
-    return np.sort(np.concatenate(list(ends.values())))
+def _counts(trace: RankTrace) -> dict[int, int]:
+    """Step -> number of its collectives."""
+    return {step: int((rows["kind"] == Kind.BUCKET).sum()) for step, rows in trace.steps.items()}
+
+
+def _of_steps(ends: _Ends) -> dict[int, NDArray[np.int64]]:
+    """Step -> ends of its collectives of all groups, ascending; without steps that have none."""
+    parts: dict[int, list[NDArray[np.int64]]] = {}
+    for (step, _), own in ends.items():
+        parts.setdefault(step, []).append(own)
+    return {step: np.sort(np.concatenate(own)) for step, own in parts.items()}

@@ -146,3 +146,52 @@ def test_ranks_of_different_groups_are_not_compared() -> None:
 def test_without_names_of_groups_a_clock_is_moved_roughly() -> None:
     (said,) = (note for note in replicas(30, named="").notes if "clock" in note)
     assert "is roughly 34 ms ahead" in said and "5 collectives, whose groups nothing names" in said
+
+
+def steps_of(host: str, steps: tuple[int, ...], named: bool, late_ms: int = 0) -> kineto.RankTrace:
+    """Steps of 100 ms, one after another, each with a sum that ends 60 ms after its begin."""
+    trace = kineto.RankTrace(host=host)
+    for step in steps:
+        rows = np.zeros(1, SPAN)
+        rows["kind"], rows["stage"], rows["micro_batch"] = Kind.BUCKET, -1, -1
+        rows["start"], rows["end"] = (np.array([10, 60])[:, None] + 100 * step) * 10**6
+        trace.steps[step] = rows
+    trace.groups = {step: ["data"] for step in steps} if named else {}
+    trace.move(late_ms * 10**6)
+    return trace
+
+
+def ends_ms(found: JobTrace) -> list[dict[int, float]]:
+    return [{step: float(rows["end"][0]) / 1e6 for step, rows in own.steps.items()} for own in found.ranks.values()]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("late_ms", [0, 30])
+@pytest.mark.parametrize("steps", [(0, 1, 2), (1, 2, 3), (2,)])
+def test_clocks_are_compared_by_the_steps_that_both_ranks_have(
+    steps: tuple[int, ...], late_ms: int, named: bool
+) -> None:
+    """A cycle of one rank is missing: the k-th collective of one is not the k-th of the other."""
+    found = joined_stages(steps_of("a", (0, 1, 2), named), steps_of("b", steps, named, late_ms))
+    assert ends_ms(found) == [{step: 60 + 100 * step for step in own} for own in ((0, 1, 2), steps)]
+    assert any(f" {late_ms} ms ahead of that of rank 0;" in note for note in found.notes) == (late_ms > 0)
+
+
+def test_stages_far_apart_are_compared_by_the_steps_that_both_ranks_have() -> None:
+    """The roughly moved clock: rank 0 lacks step 1, rank 1 lacks step 2."""
+    traces = [stage_of(stage, host, late) for stage, host, late in ((0, "a", 0), (1, "b", 300))]
+    for trace, other in zip(traces, (2, 1), strict=True):
+        trace.steps[other] = trace.steps[0].copy()
+        trace.steps[other]["start"] += 10**8 * other
+        trace.steps[other]["end"] += 10**8 * other
+    found = joined_stages(*traces)
+    assert last_ms(found) == [70, 70]
+    assert any(
+        "rank 1 is roughly 280 ms ahead of that of rank 0; it was moved by the ends of 1 " in n for n in found.notes
+    )
+
+
+def test_ranks_without_a_common_step_are_not_compared() -> None:
+    found = joined_stages(steps_of("a", (0, 1), True), steps_of("b", (2, 3), True, 500))
+    assert ends_ms(found)[1] == {2: 760, 3: 860}
+    assert "Rank 1 has other collectives than rank 0: their clocks were not compared." in found.notes
