@@ -34,7 +34,7 @@ class Trace(models.Model):
     notes = models.JSONField(default=list, blank=True)
     """Sentences on what is missing in it and what was done about it."""
     ranks = models.JSONField(default=dict, blank=True)
-    """rank -> {file, files, device, raw, top, counted, partial, steps} (parallel_core.traces report)."""
+    """rank -> {file, files, device, raw, top, counted, partial, world, steps} (parallel_core.traces report)."""
     recorded = models.JSONField(default=dict, blank=True)
     """For steps exported by a yard: {spec: that of the run or None, run: its name there, spans: {step: how many were
     recorded}}; {} for a trace of torch.profiler."""

@@ -18,7 +18,7 @@ from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.runs.findings import place_address, place_text
 from dashboard.runs.form_words import in_form_words
 from dashboard.traces.models import Trace
-from dashboard.traces.spans import step_of
+from dashboard.traces.spans import step_of, world_of
 from parallel_core.analysis.diagnosis import recorded
 from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import RULES, diagnose
@@ -175,7 +175,8 @@ def _judged(trace: Trace, step: int) -> OfTrace:
         if trace.spec:
             found, rules = recorded.diagnose(trace.spec, [own.spans for own in steps], trace.recorded.get("others"))
         else:
-            found, rules = diagnose([own.spans for own in steps], steps[0].accounts), len(RULES)
+            found = diagnose([own.spans for own in steps], steps[0].accounts, world_of(trace))
+            rules = len(RULES)
     except ValueError as error:
         return OfTrace(why_not=f"Nothing was judged: {error}.")
     over = few_text(sorted(near)) if len(steps) > 1 else ""

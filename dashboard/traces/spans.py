@@ -11,6 +11,7 @@ from parallel_core.analysis.export import About
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.spec import DeviceKind
+from parallel_core.traces.job_trace import world_size
 
 Spans = dict[int, NDArray[np.void]]
 
@@ -39,6 +40,11 @@ def device_of(trace: Trace) -> DeviceKind:
 
 
 def about(trace: Trace, step: int) -> About:
+def world_of(trace: Trace) -> int:
+    """Number of the job's ranks, of which some may have no trace here; at least one more than the highest rank."""
+    return world_size({int(rank): own.get("world", 0) for rank, own in trace.ranks.items()})
+
+
     """What a file of a step contains in addition to its spans, so that it can be imported again."""
     recorded = trace.recorded
     return About(

@@ -133,6 +133,7 @@ def write(found: JobTrace, folder: Path) -> None:
                 "top": trace.top,
                 "counted": trace.counted,
                 "partial": trace.partial,
+                "world": trace.world,
                 "steps": {step: len(rows) for step, rows in trace.steps.items()},
             }
             for rank, trace in sorted(found.ranks.items())

@@ -74,6 +74,11 @@ def world_of(header: Mapping[str, Any]) -> int:
     return told if isinstance(told, int) and 0 < told <= 1 << 20 else 0
 
 
+def world_size(told: Mapping[int, int]) -> int:
+    """The number of ranks of a job; `told`: rank -> the number that its trace gives (0: none), at least the rank."""
+    return max((max(rank + 1, world) for rank, world in told.items()), default=0)
+
+
 def join(parts: Sequence[Part]) -> JobTrace:
     """Joins (file name, rank or None, trace) of all files into one job."""
     out = JobTrace()
@@ -112,7 +117,7 @@ def _cycles(out: JobTrace) -> None:
 
 
 def _missing(out: JobTrace) -> None:
-    world = max((max(rank + 1, trace.world) for rank, trace in out.ranks.items()), default=0)
+    world = world_size({rank: trace.world for rank, trace in out.ranks.items()})
     absent = sorted(set(range(world)) - set(out.ranks))
     if absent:
         what = f"{'rank' if len(absent) == 1 else 'ranks'} {few_text(absent)}"

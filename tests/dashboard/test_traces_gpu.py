@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from dashboard.traces.models import TraceSpans
+from dashboard.traces.spans import world_of
 from parallel_core.analysis.quantities import count_text
 from parallel_core.traces.kineto import SEQUENCE
 from tests.dashboard.test_traces import shown
@@ -27,10 +28,10 @@ def launch(at: float, link: int, kernel: dict[str, Any], stream: int = 7) -> lis
     return [cpu("cuda_runtime", "cudaLaunchKernel", at, 0.5, link=link), kernel | {"tid": stream}]
 
 
-def file_of(rank: int, *events: dict[str, Any]) -> tuple[str, bytes]:
+def file_of(rank: int, *events: dict[str, Any], world: int = 0) -> tuple[str, bytes]:
     """The file of a rank, with one step of 9 ms."""
     step = cpu("user_annotation", "ProfilerStep#1", 0, 9000)
-    whole = {"distributedInfo": {"rank": rank}, "host_name": "one", "traceEvents": [step, *events]}
+    whole = {"distributedInfo": {"rank": rank, "world_size": world}, "host_name": "one", "traceEvents": [step, *events]}
     return f"rank{rank}.json", json.dumps(whole).encode()
 
 
@@ -82,3 +83,21 @@ def test_what_if_joins_collectives_of_one_group(member: Client, named: bool, pre
     made = member.get(f"{reverse('traces:whatif', args=(trace.pk,))}?step=1&device=0.5").context["whatif"]
     assert made.known.startswith("Roughly: nothing names the process groups") != named
     assert made.times.unchanged == made.times.measured == 9_000_000 and made.times.predicted == predicted
+
+
+@pytest.mark.parametrize(("world", "missing"), [(64, "62 ranks"), (3, "1 rank"), (0, "1 rank")])
+def test_time_of_collectives_is_not_blamed_on_links_where_a_rank_may_be_late(
+    member: Client, world: int, missing: str
+) -> None:
+    """Ranks 0 and 2: without the number of ranks the highest one tells that rank 1 is missing."""
+    events = [*launch(1, 1, gpu("gemm", 100, 1000)), *launch(2, 2, gpu(SUM, 1200, 7000), 9)]
+    _, page = shown(member, *(file_of(rank, *events, world=world) for rank in (0, 2)))
+    (one,) = (found for found, *_ in page.context["findings"].found if found.rule == "exposed_collectives")
+    assert one.evidence.endswith(f"it may include waiting for {missing} without a trace.")
+
+
+def test_what_an_older_version_read_tells_of_missing_ranks_by_the_highest(member: Client) -> None:
+    trace, _ = shown(member, *(of_products(rank, 1) for rank in (0, 2)))
+    for own in trace.ranks.values():
+        del own["world"]
+    assert world_of(trace) == 3

@@ -115,6 +115,18 @@ def test_waiting_for_a_slow_rank_is_no_exposed_collective() -> None:
     assert "exposed_collectives" not in found(step(slow=2.0))
 
 
+@pytest.mark.parametrize(("world", "said"), [(0, ""), (3, ""), (4, "1 rank"), (64, "61 ranks")])
+def test_collectives_of_some_ranks_include_waiting_for_those_without_a_trace(world: int, said: str) -> None:
+    """Without the slow rank 1 all others wait, which nothing in their spans tells from slow links."""
+    made = step(slow=2.0)
+    del made[1]
+    (one,) = (one for one in diagnose([made] * 4, world=world) if one.rule == "exposed_collectives")
+    assert one.evidence.endswith(
+        f"least of it; it may include waiting for {said} without a trace." if said else "of it."
+    )
+    assert one.change.startswith("First upload the traces of all ranks together") == bool(said)
+
+
 def test_stages_of_a_pipeline_are_not_held_against_each_other() -> None:
     made = step(slow=2.0)
     made[0]["kind"][2] = Kind.SEND_ACT

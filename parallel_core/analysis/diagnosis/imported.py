@@ -20,7 +20,7 @@ from parallel_core.analysis.diagnosis import data_stall, imported_pipeline, stra
 from parallel_core.analysis.diagnosis.case import Case, Finding, Step
 from parallel_core.analysis.diagnosis.exposed_reduction import MOST
 from parallel_core.analysis.gaps import gaps
-from parallel_core.analysis.quantities import count_text, ns_text, percent_text
+from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text
 from parallel_core.layout import Layout
 from parallel_core.simulate.recovered import is_pipeline
 from parallel_core.simulate.recovered_replay import Recovered
@@ -35,6 +35,13 @@ class _Imported(Case):
     """Accounts of the first step, if known."""
     ranks: Sequence[int] = ()
     """The rank at each position."""
+    world: int = 0
+    """Number of the job's ranks; 0 if not known."""
+
+    @property
+    def missing(self) -> int:
+        """Number of ranks without a trace."""
+        return max(0, self.world - len(self.ranks))
 
     def called(self, rank: int) -> int:
         return self.ranks[rank]
@@ -71,7 +78,7 @@ def _uneven(case: _Imported) -> Finding | None:
 
 def _exposed(case: _Imported) -> Finding | None:
     """Threshold of `exposed_reduction`, for collectives of any kind, on the rank where they are hidden best: on the
-    others they include waiting for it."""
+    others they include waiting for it. On all of them they may if a rank has no trace."""
     alone = case.of_rank(lambda rank, account: account.parts.exposed_collective)
     took = round(min(alone.values())) if len(alone) > 1 else 0
     if not case.step_ns or took < MOST * case.step_ns:
@@ -79,10 +86,18 @@ def _exposed(case: _Imported) -> Finding | None:
     return Finding(
         "exposed_collectives",
         f"{percent_text(took / case.step_ns)} of the step is collectives that computing does not hide.",
-        f"{ns_text(took)} of {ns_text(case.step_ns)}, on the rank that has least of it.",
-        "Give each rank a larger batch, start the sums of gradients during the backward, or use a faster link.",
+        f"{ns_text(took)} of {ns_text(case.step_ns)}, on the rank that has least of it{_late(case)}.",
+        _WHOLE * (case.missing > 0)
+        + "Give each rank a larger batch, start the sums of gradients during the backward, or use a faster link.",
         effect_ns=took,
     )
+
+
+_WHOLE = "First upload the traces of all ranks together: if one without a trace is late, the others wait for it. "
+
+
+def _late(case: _Imported) -> str:
+    return f"; it may include waiting for {plural_text(case.missing, 'rank')} without a trace" if case.missing else ""
 
 
 def _small(case: _Imported) -> Finding | None:
@@ -124,14 +139,16 @@ RULES: dict[str, Callable[[_Imported], Finding | None]] = {
 }
 
 
-def diagnose(steps: Sequence[Step], first: Mapping[int, Account] | None = None) -> list[Finding]:
+def diagnose(steps: Sequence[Step], first: Mapping[int, Account] | None = None, world: int = 0) -> list[Finding]:
     """Findings of the steps that all traced ranks have, by the time they cost; raises ValueError if there is none.
-    `first`: accounts of the first step with `Layout.unknown`, if known."""
+    `first`: accounts of the first step with `Layout.unknown`, if known; `world`: number of the job's ranks, traced or
+    not (0: not known)."""
     ranks = max((sorted(step) for step in steps), key=len, default=[])
     whole = [step for step in steps if sorted(step) == ranks and all(map(len, step.values()))]
     if not ranks or not whole:
         raise ValueError("no step is in the traces of all ranks")
     known = None if first is None or whole[0] is not steps[0] else _by_position(first, ranks)
-    case = _Imported(RunSpec(), [_by_position(step, ranks) for step in whole], first=known, ranks=ranks)
+    positions = [_by_position(step, ranks) for step in whole]
+    case = _Imported(RunSpec(), positions, first=known, ranks=ranks, world=world)
     found = [finding for rule in RULES.values() if (finding := rule(case)) is not None]
     return sorted(found, key=lambda finding: -finding.effect_ns)
