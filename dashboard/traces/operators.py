@@ -27,6 +27,14 @@ NAMED = 3
 LONGEST = 90
 
 
+_LAUNCHED = "Outermost operators as the host began them, kernels as it launched them."
+_ON_DEVICE = (
+    "Outermost operators as the host began them, kernels as the device did; upload the trace again to compare those as "
+    "they were launched."
+)
+"""For names that an older version kept: without their number, kernels by when they began."""
+
+
 @dataclass(frozen=True)
 class Side:
     """What a page shows of two ranks; `rows` are (status, its word, left, right)."""
@@ -40,7 +48,7 @@ class Side:
     levels: dict[str, str] = field(default_factory=dict)
     rows: Sequence[tuple[str, str, str, str]] = ()
     total: int = 0
-    foot: str = "Outermost operators as the host began them, kernels as it launched them."
+    foot: str = _LAUNCHED
 
     @property
     def shown(self) -> int:
@@ -72,7 +80,8 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
         (row.status, said[row.status], _word(names, row.a), _word(names, row.b)) for row in around_differences(found)
     )
     sentence = _sentence(found, names, who, LEVELS[level]) + _cut((kept[a], kept[b]), who)
-    return Side(sentence, "", ranks, a, b, level, levels, rows, len(found.rows))
+    older = any(names and not begun for names, begun in kept.values())
+    return Side(sentence, "", ranks, a, b, level, levels, rows, len(found.rows), _ON_DEVICE if older else _LAUNCHED)
 
 
 def _has_names(rows: QuerySet[TraceSpans], level: str) -> bool:

@@ -22,10 +22,11 @@ def spans(trace: Trace, step: int) -> Spans:
     return {row.rank: np.frombuffer(bytes(row.data), SPAN) for row in rows}
 
 
-def groups(trace: Trace, step: int) -> dict[int, list[str]]:
-    """rank -> process group of each of its collectives in a step, by start; '' or [] where it is not named."""
-    rows = trace.spans.filter(step=step).values_list("rank", "names__groups")
-    return {rank: named or [] for rank, named in rows}
+def groups(trace: Trace, step: int) -> dict[int, list[str]] | None:
+    """rank -> process group of each of its collectives in a step, by start; '' or [] where it is not named. None for a
+    trace of which an older version did not keep them."""
+    rows = list(trace.spans.filter(step=step).values_list("rank", "names__groups"))
+    return None if any(named is None for _, named in rows) else dict(rows)
 
 
 def step_of(trace: Trace, step: int) -> Step:
@@ -39,12 +40,12 @@ def device_of(trace: Trace) -> DeviceKind:
     return "cuda" if any(rank["device"] == "cuda" for rank in trace.ranks.values()) else "cpu"
 
 
-def about(trace: Trace, step: int) -> About:
 def world_of(trace: Trace) -> int:
     """Number of the job's ranks, of which some may have no trace here; at least one more than the highest rank."""
     return world_size({int(rank): own.get("world", 0) for rank, own in trace.ranks.items()})
 
 
+def about(trace: Trace, step: int) -> About:
     """What a file of a step contains in addition to its spans, so that it can be imported again."""
     recorded = trace.recorded
     return About(

@@ -53,7 +53,8 @@ class WhatIf:
 
 
 def whatif(found: Step, step: int, given: Mapping[str, Any], groups: Groups | None = None) -> WhatIf:
-    """The what-if of one step; `given` = the page's query, `groups` = the process groups of its collectives."""
+    """The what-if of one step; `given` = the page's query, `groups` = the process groups of its collectives
+    (None: not kept)."""
     form = ChangeForm(given, len(found.spans))
     replay = partial(replayed, found.spans, groups=groups)
     try:
@@ -81,13 +82,14 @@ def whatif(found: Step, step: int, given: Mapping[str, Any], groups: Groups | No
 def _rough(found: Step, groups: Groups | None) -> str:
     """That it is not known which collectives meet; '' where it is, or nothing can meet."""
     meets = len(found.spans) > 1 and any((rows["kind"] == Kind.BUCKET).any() for rows in found.spans.values())
-    return _ROUGHLY if meets and not named(found.spans, groups or {}) else ""
+    if not meets or named(found.spans, groups or {}):
+        return ""
+    why = _UNNAMED if groups is not None else _NOT_KEPT
+    return f"Roughly: {why}, so the first of one rank is taken for the first of all ranks, and so on."
 
 
-_ROUGHLY = (
-    "Roughly: nothing names the process groups of its collectives, so the first of one rank is taken for the first of "
-    "all ranks, and so on."
-)
+_UNNAMED = "nothing names the process groups of its collectives"
+_NOT_KEPT = "the process groups of its collectives were not kept (upload it again for those that it names)"
 
 
 def _ideas(replay: Callable[..., dict[int, Any]], alone: bool, step: int, measured: int) -> list[dict[str, Any]]:
