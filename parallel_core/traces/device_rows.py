@@ -77,8 +77,8 @@ def _within(rows: NDArray[np.void], free: Pauses) -> tuple[NDArray[np.void], NDA
 
 def pauses(work: NDArray[np.void]) -> Pauses:
     """Returns the time in which none of `work` (in any order) runs, before and after it included."""
-    work = work[np.argsort(work["start"], kind="stable")]
-    ends = np.concatenate([[-(1 << 62)], np.maximum.accumulate(work["end"])])
-    starts = np.concatenate([work["start"], [1 << 62]])
+    order = np.argsort(work["start"], kind="stable")
+    ends = np.concatenate([[-(1 << 62)], np.maximum.accumulate(work["end"][order])])
+    starts = np.concatenate([work["start"][order], [1 << 62]])
     free = starts > ends
     return ends[free], starts[free]

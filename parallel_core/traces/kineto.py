@@ -186,7 +186,8 @@ def _split_backwards(rows: NDArray[np.void]) -> None:
 
 def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moments: NDArray[np.int64]) -> None:
     windows, pause = out.windows, out.pause
-    device, free = out.device == "cuda", device_rows.pauses(rows)
+    device = out.device == "cuda"
+    free = device_rows.pauses(rows if device else rows[:0])
     reads = device_rows.reads(trace) if device else np.empty(0, SPAN)
     if not windows:
         out.notes.append(f"{_UNMARKED}: all of it is one step.")
