@@ -92,7 +92,6 @@ def chart(
     if above:
         figure["layout"]["yaxis"] |= {"range": [0, top], "autorange": False}
         figure["layout"]["meta"]["above"] = above  # the page offers a button that shows them
-        figure["config"] = {"doubleClick": "reset+autosize"}
     subtitle = f"{unit.capitalize()} of each run; {_patterns(lines)}"
     subtitle += f"; all {len(lines)} lines lie on one another" if _alike(lines) else ""
     of_all = f"{len(curves)} {of}" if len(lines) < len(curves) else ""

@@ -16,20 +16,30 @@ export function unfollow(box) {
   homed.delete(box);
 }
 
-/* The axes of a figure before any zoom, for `relayout`; null if the figure says itself what a double-click does. */
-export function home({ config, layout }) {
-  if (config?.doubleClick) return null;
+/* The axes of a figure before any zoom, for `relayout`. */
+export function home({ layout }) {
   const axes = Object.entries(layout).filter(([name, axis]) => /^[xy]axis\d*$/.test(name) && !axis.fixedrange);
   return Object.fromEntries(axes.map(([name, { range }]) => (range ? [`${name}.range`, [...range]] : [`${name}.autorange`, true])));
 }
 
 /* A double-click leads to the axes of the newest figure, `entry.home`: the library itself would lead to those of the
- * first. A tap is no double-click. */
+ * first. From the first view of a figure with meta.above it leads to all values. A tap is no double-click. */
 export function followHome(entry) {
   if (homed.has(entry.box)) return;
   homed.add(entry.box);
   entry.box.on("plotly_doubleclick", () => {
-    if (entry.home && !COARSE.matches) window.Plotly.relayout(entry.box, structuredClone(entry.home));
+    if (!entry.home || COARSE.matches) return;
+    const all = entry.first && atHome(entry);
+    window.Plotly.relayout(entry.box, all ? { "yaxis.autorange": true } : structuredClone(entry.home));
+  });
+}
+
+/* Whether the box shows the axes of `entry.home`. */
+function atHome({ box, home: axes }) {
+  return Object.entries(axes).every(([path, wanted]) => {
+    const [name, key] = path.split(".");
+    const now = box.layout[name]?.[key];
+    return Array.isArray(wanted) ? wanted.every((value, i) => Number(now?.[i]) === Number(value)) : now === wanted;
   });
 }
 

@@ -16,12 +16,14 @@ import { lift, paint } from "./chart_bars.js";
 import { offerAll, offerZoom } from "./chart_buttons.js";
 import { followChoices } from "./chart_curves.js";
 import { fetchChart, note, reason, told } from "./chart_fetch.js";
-import { COARSE, fitted, widthClass } from "./chart_fit.js";
+import { fitted, widthClass } from "./chart_fit.js";
 import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
 import "./sections.js"; // before charts are mounted: those of closed sections are not
 import { followAddress, followed, followHome, followZoom, home, part, stay } from "./chart_zoom.js";
 
+/* Without dragging, the library takes a tap for two clicks: for the one of the finger, and for the mouse's that the browser
+ * makes of it. What a double-click of a mouse does is in `followHome`. */
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: false, doubleClickDelay: 500 };
 const mounted = new Map(); // key -> {element, box, figure, width}
 let loading = null;
@@ -43,10 +45,6 @@ function plotly() {
 
 /* Drawing ------------------------------------------------------------------------------------------------------- */
 
-/* Without dragging, the library takes a tap for two clicks: for the one of the finger, and for the mouse's that the browser
- * makes of it. What a double-click of a mouse does unless the figure says it is in `followHome`. */
-const configured = ({ config }) => ({ ...CONFIG, ...config, ...(COARSE.matches ? { doubleClick: false } : {}) });
-
 async function draw(entry) {
   if (!window.Plotly) picture(entry.figure, entry.box);
   const library = await plotly();
@@ -62,7 +60,7 @@ async function draw(entry) {
   entry.box.querySelectorAll(".skeleton, .empty, .picture").forEach((node) => node.remove());
   entry.home = home(figure);
   stay(entry, layout);
-  await library.react(entry.box, lift(entry.box, figure), layout, configured(figure));
+  await library.react(entry.box, lift(entry.box, figure), layout, CONFIG);
   if (!entry.element.isConnected) return;
   paint(entry.box);
   followHome(entry);
