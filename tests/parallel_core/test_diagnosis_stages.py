@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from parallel_core.analysis.diagnosis import Case, diagnose
+from parallel_core.analysis.diagnosis import Case, diagnose, unbalanced_stages
 from parallel_core.layout import Layout
 from parallel_core.plan.partition import flop_weights
 from parallel_core.plan.strategy import step_flops
 from parallel_core.schedule.ir import Kind
-from tests.parallel_core.test_diagnosis import costs, found, healthy, spec, with_children
+from parallel_core.spec import RunSpec
+from tests.parallel_core.test_diagnosis import MODEL, costs, found, healthy, spec, with_children
 from tests.parallel_core.test_replay import step
 
 
@@ -42,7 +43,11 @@ def test_a_slower_device_with_fewer_layers_is_a_straggler_and_its_cut_stands() -
 
 def _recomputing(*, slower: float) -> Case:
     """A pipeline in which only the first of eight stages recomputes, on a device that is `slower`."""
-    made = spec(pp=8, micro_batches=32, recompute="full", recompute_layers=(0,))
+    return _timed_by_flops(spec(pp=8, micro_batches=32, recompute="full", recompute_layers=(0,)), slower)
+
+
+def _timed_by_flops(made: RunSpec, slower: float = 1.0) -> Case:
+    """Stages that take time in proportion to their FLOPs with recomputation; the first is `slower`."""
     flops = Layout.of(made).stage_units
     plain, whole = flop_weights(made.model), step_flops(made)
     more = {i: sum(whole[u] for u in own) / sum(plain[u] for u in own) / 4 for i, own in enumerate(flops)}
@@ -53,6 +58,22 @@ def test_recomputation_of_one_stage_alone_is_uneven_work() -> None:
     (uneven,) = diagnose(_recomputing(slower=1.0))
     assert (uneven.rule, uneven.rank) == ("unbalanced_stages", 0)
     assert uneven.change == "Spread parallel.recompute_layers evenly over the stages."
+
+
+@pytest.mark.parametrize(
+    ("vocab", "more", "told"),
+    [
+        (4096, {}, "The cut by FLOPs ignores recomputation: set parallel.cuts to 6, 11, 17."),
+        (4096, {"cuts": (6, 11, 17)}, "This cut is the evenest for 4 stages"),
+        (512, {}, "This cut is the evenest for 4 stages"),
+    ],
+)
+def test_where_every_block_recomputes_the_cut_is_what_can_change(vocab: int, more: dict[str, Any], told: str) -> None:
+    """The head does not recompute; with a vocabulary of 512 the cut is even but for the recomputation."""
+    split = {"pp": 4, "micro_batches": 16, "recompute": "full", **more}
+    made = RunSpec.model_validate(spec().model_dump() | {"model": MODEL | {"vocab": vocab}, "parallel": split})
+    found = unbalanced_stages.check(_timed_by_flops(made))
+    assert found is not None and found.change.startswith(told)
 
 
 def test_recomputation_makes_no_straggler() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import ns_text, ratio_text
 from parallel_core.layout import Layout
-from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.partition import flop_weights, min_max_cut_over
 from parallel_core.plan.strategy import step_flops
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.measured import Measured
@@ -66,10 +66,26 @@ def _change(case: Case, most: float) -> str:
     """What to do where a device of the heaviest stage has `most` FLOPs."""
     spec, forward = case.spec, flop_weights(case.spec.model)
     split = spec.parallel.model_copy(update={"cuts": None})
+    evenest = f"This cut is the evenest for {spec.parallel.stages} stages: use fewer stages, or more equal layers."
     by_flops = Layout.of(spec.model_copy(update={"parallel": split}))
     if max(_by_device(by_flops, step_flops(spec))) < most:
         return "Leave parallel.cuts empty: the cut by FLOPs is evener."
+    if spec.parallel.recompute_layers is None:
+        if cuts := _evener(case, most):
+            return f"The cut by FLOPs ignores recomputation: set parallel.cuts to {', '.join(map(str, cuts))}."
+        return evenest
     plain = _by_device(case.layout, forward)
     if max(plain) * len(plain) < HEAVIER * sum(plain):
         return "Spread parallel.recompute_layers evenly over the stages."
-    return f"This cut is the evenest for {spec.parallel.stages} stages: use fewer stages, or more equal layers."
+    return evenest
+
+
+def _evener(case: Case, most: float) -> tuple[int, ...]:
+    """The cuts that are the evenest with recomputation; () if a device of the heaviest stage has `most` FLOPs then,
+    too."""
+    layout, flops = case.layout, step_flops(case.spec)
+    devices = tuple(layout.replicas[place] * layout.widths[place] for place in layout.places)
+    cuts = min_max_cut_over(tuple(flops), devices)
+    split = case.spec.parallel.model_copy(update={"cuts": cuts})
+    cut = Layout.of(case.spec.model_copy(update={"parallel": split}))
+    return cuts if max(_by_device(cut, flops)) < most else ()
