@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
+
+UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+"""What flock fails with on a mount that has none (flock(2); EOPNOTSUPP, ENOSYS: network and FUSE file systems)."""
 
 
 class FileLock:
@@ -20,16 +24,19 @@ class FileLock:
         self._file: int | None = None
 
     def hold(self) -> bool:
-        """Takes the lock if it is free; returns whether this object has it. Does not wait, and is cheap to repeat."""
+        """Takes the lock if it is free; returns whether this object has it. Does not wait, and is cheap to repeat.
+        Raises OSError, of `UNSUPPORTED` where the folder lies on a mount without flock."""
         if self._file is not None:
             return True
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             os.close(file)
-            return False
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
         self._file = file
         return True
 

@@ -22,7 +22,7 @@ from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of, re
 from parallel_core.cli.numbers import above, places, whole
 from parallel_core.cli.output import say
 from parallel_core.faults import sentences
-from parallel_core.file_lock import FileLock
+from parallel_core.file_lock import UNSUPPORTED, FileLock
 from parallel_core.layout import Layout
 from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
 from parallel_core.local import Interrupted, LocalRunner, Outcome, points
@@ -116,9 +116,15 @@ def _new_folder() -> Path:
 @contextmanager
 def _claimed(folder: Path) -> Iterator[None]:
     """Keeps other runs out of the folder meanwhile. Raises CommandError where it has records already, or another run is
-    about to write its own there."""
+    about to write its own there. On a mount without flock only the former is checked."""
     lock = FileLock(folder / ".lock")
-    if not lock.hold():
+    try:
+        free = lock.hold()
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        free = True
+    if not free:
         raise CommandError(f"another run is writing into {folder}; give another --out")
     try:
         if next(folder.glob("events-*.bin"), None) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from parallel_core import processes
+from parallel_core import file_lock, processes
 from parallel_core.cli import train
-from parallel_core.cli.common import checkpoint_of
+from parallel_core.cli.common import CommandError, checkpoint_of
 from parallel_core.file_lock import FileLock
 from parallel_core.launch import EXIT_STOPPED
 from parallel_core.local import Interrupted, LocalRunner, points
@@ -116,6 +117,26 @@ def test_a_folder_with_records_is_not_written_into(written: Path, tmp_path: Path
     events_path(tmp_path, 0).touch()
     done = finished("train", str(written), "--out", str(tmp_path))
     assert done.returncode == 2 and "another --out" in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EIO])
+def test_a_run_needs_no_lock_where_the_mount_has_none(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(file_lock.fcntl, "flock", flock)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output"), train._claimed(tmp_path):
+            pass
+    else:
+        with train._claimed(tmp_path):
+            events_path(tmp_path, 0).touch()
+        with pytest.raises(CommandError, match="holds the records"), train._claimed(tmp_path):
+            pass
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_two_runs_do_not_write_into_one_folder(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
