@@ -52,6 +52,11 @@ class _FrameRecords:
         begun = {header["phase"]: int(header["step"]) for header in own}
         return begun.get("timed", first_timed(self._spec, begun.get("warmup", 0)))
 
+    def checkpoints(self) -> frozenset[int]:
+        """Those that the newest one left; rank 0 records them."""
+        kept = [frame.header["kept"] for frame in self._frames.get(0, ()) if frame.kind == "checkpoint"]
+        return frozenset(kept[-1] if kept else ())
+
     def traced_steps(self) -> Sequence[int]:
         return sorted(self._traced)
 

@@ -149,6 +149,9 @@ class _StoredRecords:
     def first_timed(self) -> int:
         return first_timed(self.spec, selectors.traced_from(self.run))
 
+    def checkpoints(self) -> frozenset[int]:
+        return frozenset(self.run.checkpoints.values_list("step", flat=True))
+
     def traced_steps(self) -> Sequence[int]:
         return selectors.traced_steps(self.run)
 

@@ -9,7 +9,7 @@ import pytest
 
 from dashboard.runs import findings, selectors
 from dashboard.runs.findings import case_of
-from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.page_verdict import verdict
 from parallel_core.observe.records import SPAN, encode
 from tests.dashboard import factory
@@ -46,6 +46,15 @@ def test_the_first_steps_behind_a_checkpoint_are_not_judged(
     Attempt.objects.filter(pk=attempt.pk).update(begins=begins)
     traced(attempt, 2, 10, 20, 22, 30)
     assert [int(step[0]["end"][0]) for step in case_of(run).traced] == judged
+
+
+def test_the_checkpoints_of_a_case_are_those_that_a_worker_has(alice: Any) -> None:
+    run = factory.queued(alice)
+    attempt = factory.start(run)
+    assert case_of(run).checkpoints == set()
+    for worker, step in (("yard-a", 10), ("yard-b", 10), ("yard-b", 30)):
+        Checkpoint.objects.create(run=run, attempt=attempt, worker=worker, step=step, bytes=1, seconds=0.1)
+    assert case_of(run).checkpoints == {10, 30}
 
 
 def test_a_run_that_goes_on_is_not_judged_anew_at_every_step(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,15 +119,40 @@ def test_a_held_out_loss_that_rises_while_that_of_training_falls(
         assert f"has risen since step {EVALUATED[low]}" in said[0].title and said[0].tab == "metrics"
 
 
-@pytest.mark.parametrize(("every", "kept"), [(0, False), (5, True), (10, True), (4, False)])
-def test_over_fitting_says_whether_the_best_model_is_kept(every: int, kept: bool) -> None:
+KEPT, GONE = (
+    "The checkpoint of its lowest held-out loss is kept.",
+    "The checkpoint of its lowest held-out loss is not kept.",
+)
+WOULD = "A checkpoint at each evaluation (train.checkpoint_every) would keep the best."
+
+
+@pytest.mark.parametrize(
+    ("every", "kept", "said"),
+    [
+        (10, {20, 40}, KEPT),
+        (4, {20, 40}, KEPT),
+        (5, {30, 40}, GONE),  # by a version that kept only the newest ones
+        (10, set(), GONE),
+        (0, set(), WOULD),
+        (4, {36, 40}, WOULD),
+        (10, None, "train.weight_decay)."),
+    ],
+)
+def test_over_fitting_says_whether_the_best_model_is_kept(every: int, kept: set[int] | None, said: str) -> None:
     plain = spec()
     train = plain.train.model_copy(update={"checkpoint_every": every, "eval_every": 10, "eval_samples": 1})
     made = plain.model_copy(update={"train": train})
     held_out = np.array([3.0, 2.5, 2.6, 2.7])
-    case = Case(made, loss_steps=np.arange(40), loss=TRAINED, held_out_steps=EVALUATED, held_out=held_out)
-    (said,) = (finding for finding in diagnose(case) if finding.rule == "overfitting")
-    assert ("lowest held-out loss is kept" in said.change) == kept
+    case = Case(
+        made,
+        loss_steps=np.arange(40),
+        loss=TRAINED,
+        held_out_steps=EVALUATED,
+        held_out=held_out,
+        checkpoints=None if kept is None else frozenset(kept),
+    )
+    (one,) = (finding for finding in diagnose(case) if finding.rule == "overfitting")
+    assert one.change.endswith(said)
 
 
 def test_one_evaluation_or_none_says_nothing_of_over_fitting() -> None:

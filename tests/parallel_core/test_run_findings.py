@@ -56,6 +56,14 @@ def test_of_very_long_steps_one_is_judged(monkeypatch: pytest.MonkeyPatch) -> No
     assert [int(step[0]["end"][0]) for step in case.traced] == [20]
 
 
+def test_the_checkpoints_that_are_kept_are_those_of_the_newest_record() -> None:
+    saved = [
+        Frame({"kind": "checkpoint", "step": kept[-1], "kept": kept}, b"", 0) for kept in ([10], [10, 20], [10, 30])
+    ]
+    cases = [case_of(RunSpec(), Outcome(Path(), 0.0, frames={0: saved[:count]})) for count in (0, 2, 3)]
+    assert [case.checkpoints for case in cases] == [set(), {10, 20}, {10, 30}]
+
+
 def test_where_nothing_was_found_it_says_why_not_all_rules_judged() -> None:
     (said,) = sentences(Case(RunSpec()))
     assert said.endswith(" rules: no step has been traced and no memory limit is known.")

@@ -76,6 +76,8 @@ class Case:
     """Host of each rank, if there are several."""
     paces: Mapping[int, float] = field(default_factory=dict)
     """Rank -> median seconds of the reference work, which never changes (`observe.reference`)."""
+    checkpoints: frozenset[int] | None = None
+    """Steps done at each checkpoint that is kept; None: unknown."""
     dropped: bool = False
     """Whether steps were traced of which spans were not kept."""
 

@@ -35,18 +35,22 @@ def check(case: Case) -> Finding | None:
         f"Held out: {significant(low, 4)} at step {steps[best]}, {significant(last, 4)} at step {steps[-1]}. Trained, "
         f"mean since the evaluation before: {significant(then, 4)} at step {steps[best + 1]}, {significant(now, 4)} at "
         f"step {steps[-1]}.",
-        "Stop earlier, train on more text, or raise dropout (model.dropout) or weight decay (train.weight_decay). "
-        + _saved(case),
+        "Stop earlier, train on more text, or raise dropout (model.dropout) or weight decay (train.weight_decay)."
+        + _saved(case, int(steps[best])),
         tab="metrics",
     )
 
 
-def _saved(case: Case) -> str:
-    """Whether the model with the lowest held-out loss is there still."""
+def _saved(case: Case, best: int) -> str:
+    """Whether the model with the lowest held-out loss, after step `best`, is there still; '' if unknown."""
+    if case.checkpoints is None:
+        return ""
+    if best + 1 in case.checkpoints:
+        return " The checkpoint of its lowest held-out loss is kept."
     train = case.spec.train
     if train.checkpoint_every and train.eval_every % train.checkpoint_every == 0:
-        return "The checkpoint of its lowest held-out loss is kept."
-    return "A checkpoint at each evaluation (train.checkpoint_every) would keep the best."
+        return " The checkpoint of its lowest held-out loss is not kept."
+    return " A checkpoint at each evaluation (train.checkpoint_every) would keep the best."
 
 
 def _trained(case: Case, at: int) -> float | None:

@@ -33,6 +33,9 @@ class RunRecords(Protocol):
     def traced_steps(self) -> Sequence[int]:
         """Steps of which spans are there, ascending."""
 
+    def checkpoints(self) -> frozenset[int] | None:
+        """Steps done at each checkpoint that is kept; None if unknown."""
+
     def spans(self, step: int) -> tuple[Step, int]:
         """(SPAN rows by rank of a traced step, how many spans its ranks recorded)."""
 
@@ -73,6 +76,7 @@ def case_from(
         lr=records.curve("lr")[1],
         hosts=hosts,
         paces=paces({rank: records.curve("reference_time", rank)[1] for rank in ranks}),
+        checkpoints=records.checkpoints(),
         dropped=dropped,
     )
 
