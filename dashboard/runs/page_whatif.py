@@ -17,7 +17,8 @@ from dashboard.runs.traces import Trace
 from dashboard.runs.whatif_replay import CannotReplay, answer, chart, ideas, replayable
 from dashboard.runs.whatif_words import check
 from parallel_core.analysis.quantities import ratio_text, sentence_text
-from parallel_core.simulate.replay import ASSUMED, FREE, Change, Replay, ideal_limit, replay
+from parallel_core.analysis.waits import gathers_aside
+from parallel_core.simulate.replay import ASSUMED, FREE, GATHERS_ASIDE, Change, Replay, ideal_limit, replay
 
 
 def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "settles": not Prediction.objects.filter(run=run, disturbed=True, left_out="").exists(),
         "ideas": ideas(trace),
         "check": check(times.unchanged, times.measured),
-        "assumed": ASSUMED,
+        "assumed": f"{ASSUMED} {GATHERS_ASIDE}" if gathers_aside(trace.spans) else ASSUMED,
         "times": times,
         "whatif_step": trace.step,
     }

@@ -30,7 +30,7 @@ from dashboard.studies.comparability import same_work
 from dashboard.studies.losses import Losses, Points
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
-from parallel_core.analysis.align import Side, align_sides
+from parallel_core.analysis.align import Side, align_sides, comparable
 from parallel_core.analysis.downsample import Means, thin
 from parallel_core.analysis.quantities import percent_text
 from parallel_core.analysis.waits import step_start, waited_if_whole
@@ -219,7 +219,7 @@ def _with_lane(chart: Chart, drawn: Sequence[tuple[Row, int, Spans]]) -> Chart:
     that is drawn and its spans."""
     if not all(0 in found for _, _, found in drawn):
         return chart
-    a, b = (Side(trained(row.spec), 0, found[0]) for row, _, found in drawn)
+    a, b = comparable(*(Side(trained(row.spec), 0, found[0]) for row, _, found in drawn))
     zeros = [step_start(found) for _, _, found in drawn]
     counts = [span_counts(row.run, step, 0) for row, step, _ in drawn]
     of = zip((a, b), align_sides(a, b).statuses, zeros, counts, strict=True)

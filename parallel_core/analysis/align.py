@@ -10,12 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.waits import gathers_aside
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, FLIGHT, INSIDE, Kind
 from parallel_core.spec import RunSpec
@@ -48,7 +49,7 @@ class Side:
     def ordered(self) -> NDArray[np.void]:
         """Its operations: its rows in order of their start, without the STEP and without each flight of a
         collective inside an operation, which is part of the collective that follows it (and missing in older
-        recordings)."""
+        recordings), or has no counterpart on the other side (`comparable`)."""
         rows = self.rows[~np.isin(self.rows["kind"], (Kind.STEP, *FLIGHT.values()))]
         return rows[np.argsort(rows["start"], kind="stable")]
 
@@ -96,9 +97,18 @@ class Alignment:
         return a, b
 
 
+def comparable(a: Side, b: Side) -> tuple[Side, Side]:
+    """Both sides without gathers of layers' parameters where one of them has only the flights of its gathers."""
+    if not any(gathers_aside({side.rank: side.rows}) for side in (a, b)):
+        return a, b
+    first, second = (replace(side, rows=side.rows[side.rows["kind"] != Kind.UNSHARD]) for side in (a, b))
+    return first, second
+
+
 def align_sides(a: Side, b: Side) -> Alignment:
-    """Matches as many operations as have the same order on both sides; others that are on both sides have moved."""
-    left, right = a.operations(), b.operations()
+    """Matches as many operations as have the same order on both sides; others that are on both sides have moved. The
+    operations are those of the `comparable` sides."""
+    left, right = (side.operations() for side in comparable(a, b))
     cut = len(left) > MOST or len(right) > MOST
     left, right = left[:MOST], right[:MOST]
     return _with_moves(_rows(left, right, _in_order(_distinct(left), _distinct(right))), cut)

@@ -62,6 +62,16 @@ def pieces(rows: NDArray[np.void], *kinds: Kind) -> Pieces:
     return rows["start"][chosen], rows["end"][chosen]
 
 
+def gathers_aside(spans: Rows) -> bool:
+    """Whether layers' parameters were gathered only on streams of their own, as `engine.fully_sharded` does on CUDA: a
+    rank's waits for them are then within its operations, and nothing tells them from work."""
+    return _any(spans, Kind.UNSHARD_FLIGHT) and not _any(spans, Kind.UNSHARD)
+
+
+def _any(spans: Rows, kind: Kind) -> bool:
+    return any(bool((rows["kind"] == kind).any()) for rows in spans.values())
+
+
 def stands_from(rows: NDArray[np.void], messages: NDArray[np.void]) -> Times:
     """Since when a rank is blocked in each of its messages: the end of the last of its own operations that started
     before the message's end."""

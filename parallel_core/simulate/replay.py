@@ -40,6 +40,11 @@ ASSUMED = (
     "same, though a CPU's caches then hold less of each."
 )
 """Assumptions of a replay that changes the program, for its reader."""
+GATHERS_ASIDE = (
+    "Waits for gathers of parameters, which run on a stream of their own here, are within the operations and count as "
+    "work: free or faster links leave them as they are, and a faster device shortens them."
+)
+"""Added for a step of which `waits.gathers_aside` is true."""
 LEAST_INPUT, MOST_INPUT = 0.5, 0.8
 """Bounds of the input gradient's share of a backward (see `_halved`)."""
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from django.test import Client
 
 from dashboard.runs import whatif_replay, whatif_words
 from dashboard.runs.models import SpanChunk
-from parallel_core.simulate.replay import Change, Replay
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.replay import GATHERS_ASIDE, Change, Replay
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.test_run_inspect import PIPELINE, tab, traced
@@ -97,6 +100,23 @@ def test_a_change_that_cannot_be_says_why(client: Client, alice: Any, query: str
     said = tab(client, run, f"tab=whatif&{query}")
     assert words in said
     assert "<b>" not in said
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"), [([Kind.UNSHARD_FLIGHT], True), ([Kind.UNSHARD_FLIGHT, Kind.UNSHARD], False)]
+)
+def test_gathers_on_a_stream_of_their_own_are_said_to_count_as_work(
+    client: Client, alice: Any, kinds: list[Kind], said: bool
+) -> None:
+    run = factory.finished(alice, {"dp": 2, "zero": 3})
+    gathers = np.zeros(len(kinds), SPAN)
+    gathers["kind"], gathers["micro_batch"] = kinds, -1
+    for chunk in SpanChunk.objects.filter(attempt__run=run):
+        assert chunk.count * SPAN.itemsize == len(bytes(chunk.data))
+        chunk.data, chunk.count = bytes(chunk.data) + gathers.tobytes(), chunk.count + len(kinds)
+        chunk.save()
+    client.force_login(alice)
+    assert (GATHERS_ASIDE in tab(client, run, "tab=whatif")) == said
 
 
 def test_a_step_that_was_cut_is_not_replayed(client: Client, alice: Any) -> None:

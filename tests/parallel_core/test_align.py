@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_core.analysis.align import MOST, Name, Side, align, align_sides, sentence
+from parallel_core.analysis.align import MOST, Name, Side, align, align_sides, comparable, sentence
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
@@ -129,6 +129,22 @@ def test_the_longest_step_is_aligned_without_comparing_all_pairs() -> None:
     received = given_side([name for f in forwards for name in ((Kind.RECV_ACT, 0, f[2]), f)])
     found = align_sides(sent, received)
     assert (found.same, found.only_a, found.only_b, found.cut) == (half, half, half, True)
+
+
+def test_gathers_are_compared_only_where_both_sides_have_them() -> None:
+    """As of a run by `fully_shard` on CUDA, which has flights alone, and one by this engine."""
+    f, bw, step = (Kind.F, 0, 9), (Kind.BW, 10, 40), (Kind.STEP, 0, 40)
+    torch = Side(spec(dp=2), 0, rows(step, f, bw, (Kind.UNSHARD_FLIGHT, 0, 3), (Kind.UNSHARD_FLIGHT, 12, 20)))
+    own = Side(
+        spec(dp=2), 0, rows(step, f, bw, (Kind.UNSHARD, 0, 3), (Kind.UNSHARD_FLIGHT, 12, 20), (Kind.UNSHARD, 20, 22))
+    )
+    for pair in ((torch, own), (own, torch)):
+        found = align_sides(*pair)
+        assert found.equal and found.same == 2
+        assert [len(side.ordered) for side in comparable(*pair)] == [len(of) for of in found.statuses] == [2, 2]
+    assert align_sides(own, own).same == 4, "both have them"
+    plain = Side(spec(dp=2), 0, rows(step, f, bw))
+    assert align_sides(plain, own).only_b == 2, "a run that gathers nothing has no flight either"
 
 
 def test_a_flight_is_part_of_its_collective() -> None:

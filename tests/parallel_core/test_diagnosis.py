@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +115,15 @@ LONG, LIMIT = "the step is too long to be replayed", "no memory limit is known"
 ONE_STEP = "one traced step is not enough for some"
 
 
+def aside(kinds: Sequence[Kind]) -> Case:
+    """Replicas whose steps have a span of each of these `kinds` of gathers."""
+    made = spec(dp=2, zero=3)
+    gathers = np.zeros(len(kinds), SPAN)
+    gathers["kind"], gathers["micro_batch"] = kinds, -1
+    traced = {rank: np.concatenate([rows, gathers]) for rank, rows in step(made, costs(made)).items()}
+    return healthy(made, traced=[traced] * 3)
+
+
 @pytest.mark.parametrize(
     ("case", "without", "by_spans", "why"),
     [
@@ -122,10 +132,22 @@ ONE_STEP = "one traced step is not enough for some"
         (healthy(spec(), limit=None), 2, 9, LIMIT),
         (healthy(STREAM, limit=None), 5, 6, f"{STREAM_WHY} and {LIMIT}"),
         (replace(healthy(spec()), traced=healthy(spec()).traced[:1]), 1, 8, ONE_STEP),
+        (aside([Kind.UNSHARD_FLIGHT]), 1, 8, "waits for gathers of parameters count as work"),
+        (aside([Kind.UNSHARD_FLIGHT, Kind.UNSHARD]), 0, 9, ""),
         (healthy(spec(), traced=()), 9, 1, "no step has been traced"),
         (healthy(spec(), traced=[{0: np.zeros(REPLAYED + 1, SPAN)}] * 2), 4, 6, LONG),
     ],
-    ids=["all", "no flush", "no limit", "neither", "one step", "no step", "too long"],
+    ids=[
+        "all",
+        "no flush",
+        "no limit",
+        "neither",
+        "one step",
+        "aside",
+        "awaited",
+        "no step",
+        "too long",
+    ],
 )
 def test_rules_that_cannot_judge_are_not_counted_and_it_says_why(
     case: Case, without: int, by_spans: int, why: str

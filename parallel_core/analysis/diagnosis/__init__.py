@@ -45,6 +45,8 @@ class _Rule(NamedTuple):
     """It judges by a replay, which not every step has (`Case.typical`)."""
     limit: bool = False
     """It judges by the memory limit."""
+    gathers: bool = False
+    """It judges waits for gathers of parameters, which not every step tells from work (`Case.gathers_aside`)."""
     steps: int = 0
     """Traced steps that it needs besides the spec; 0 if it judges something else. With 0 a rule that reads steps counts
     as one that judged although no step was traced."""
@@ -58,7 +60,7 @@ RULES: dict[str, _Rule] = {
     "slow_link": _Rule(slow_link.check, replays=True, steps=1),
     "unbalanced_stages": _Rule(unbalanced_stages.check, replays=True, steps=1),
     "few_micro_batches": _Rule(few_micro_batches.check, replays=True, steps=1),
-    "exposed_reduction": _Rule(exposed_reduction.check, steps=1),
+    "exposed_reduction": _Rule(exposed_reduction.check, steps=1, gathers=True),
     "tensor_too_fine": _Rule(tensor_too_fine.check, steps=1),
     "needless_recompute": _Rule(needless_recompute.check, timing=False, replays=True, limit=True),
     "memory_headroom": _Rule(memory_headroom.check, timing=False, limit=True),
@@ -80,15 +82,17 @@ def unjudged(case: Case) -> str:
         (not case.traced, _untraced(case)),
         (bool(case.traced) and case.typical is None, _not_replayed(case)),
         (0 < len(case.traced) < max(rule.steps for rule in RULES.values()), "one traced step is not enough for some"),
+        (case.gathers_aside, "waits for gathers of parameters count as work"),
         (case.limit is None, "no memory limit is known"),
     ]
     return listed_text([why for true, why in reasons if true])
 
 
 def _able(rule: _Rule, case: Case) -> bool:
-    """Whether the rule has the steps, the replay and the limit that it judges by."""
+    """Whether the rule has the steps, the replay, the waits and the limit that it judges by."""
     replayed = not rule.replays or case.typical is not None
-    return rule.steps <= len(case.traced) and replayed and not (rule.limit and case.limit is None)
+    known = not ((rule.limit and case.limit is None) or (rule.gathers and case.gathers_aside))
+    return rule.steps <= len(case.traced) and replayed and known
 
 
 def _untraced(case: Case) -> str:

@@ -120,6 +120,11 @@ class Case:
         ranks = range(self.layout.world) if self.traced else ()
         return {rank: float(np.median([value(rank, step[rank]) for step in self.accounts])) for rank in ranks}
 
+    @cached_property
+    def gathers_aside(self) -> bool:
+        """Whether waits for gathers of parameters are not told from work in its steps (`waits.gathers_aside`)."""
+        return any(map(waits.gathers_aside, self.traced))
+
     @property
     def too_long(self) -> bool:
         """Whether its steps have too many spans to be replayed; rules that replay then find nothing."""
