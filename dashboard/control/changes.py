@@ -3,7 +3,7 @@
 SQLite counts the commits of other connections (`PRAGMA data_version`) and the rows that a connection itself has
 changed. PostgreSQL returns how far its write-ahead log has been written, by any connection: a commit may show there a
 moment before its rows are visible, and what others commit while a connection writes is ignored with its own. So callers
-also look now and then without a detected change.
+ask right before they write, skip only what they wrote, and also look now and then without a detected change.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The controller's loop: reads worker events, stores them, answers; then checks leases, cancels and the queue.
 
 A turn: read (at most 200 ms) -> one transaction -> acknowledge, send messages, announce -> sweeps, if there may be
-something to find; one that fails stops no other. Whatever fails is tried again from what the broker still holds and
-what the database says; apart from the clocks, the controller keeps no state that it could not lose. Those begin with
-the workers that the controller before this one had heard.
+something to find; one that fails stops no other -> what nobody waits for. Whatever fails is tried again from what the
+broker still holds and what the database says; apart from the clocks, the controller keeps no state that it could not
+lose. Those begin with the workers that the controller before this one had heard.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ over, runs that belong there wait for it."""
 SESSIONS_EVERY_S = 24 * 3600.0
 TIDYING_S = 0.05
 """Seconds of a turn after which nothing more is deleted of deleted runs."""
+TIDY_AGAIN_S = 60.0
+"""Seconds until what nobody waits for is tried again after it failed: it may fail each time."""
 SYNC_EVERY_S = 1.0
 """Interval at which commits are synced to the disk: what a loss of power costs at most."""
 FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
@@ -131,10 +133,9 @@ class Controller:
         self._news |= any(ingest.news for ingest in done)
         for ingest in done:
             self._note_ended(ingest.ended)
-        if read.caught_up:
-            self._every("stamp", STAMP_EVERY_S, lambda: stamp(self._guard.failing))
-            self._tidy()
-        self._changes.skip_own()
+        stamps = read.caught_up and self._every("stamp", STAMP_EVERY_S, lambda: stamp(self._guard.failing))
+        if read.entries or stamps:
+            self._changes.skip_own()
         self._reader.acknowledge(read.ids)
         self._hear(done, read.at)
         self._tell(done)
@@ -142,6 +143,7 @@ class Controller:
         self._send_settled()
         if read.caught_up:
             self._look_after()
+            self._tidy()
         else:
             self._listened_at = None  # a backlog: silence does not count until it is read
         if self._away:
@@ -234,11 +236,22 @@ class Controller:
         self._every("starter", STARTER_EVERY_S, starter)
 
     def _tidy(self) -> None:
-        """Deletes what nobody waits for, for a moment in each turn. Where that fails, the next sweep tries again."""
-        self._every("sessions", SESSIONS_EVERY_S, partial(self._guard.run, "clear expired sessions", clear_sessions))
+        """Deletes what nobody waits for, for a moment at the end of a turn."""
+        self._at_leisure("sessions", SESSIONS_EVERY_S, "clear expired sessions", clear_sessions)
         if self._remains:
-            self._remains = False
-            self._guard.run("delete what was measured of deleted runs", self._delete_remains)
+            self._at_leisure("remains", 0.0, "delete what was measured of deleted runs", self._delete_remains)
+
+    def _at_leisure(self, name: str, seconds: float, what: str, action: Callable[[], None]) -> None:
+        """Does every so many seconds what nobody waits for; what that writes is no news. If it fails, even with the
+        loss of the connection, the turns until TIDY_AGAIN_S later go without it."""
+        now = time.monotonic()
+        if now - self._last.get(name, float("-inf")) < seconds:
+            return
+        self._last[name] = now - seconds + TIDY_AGAIN_S
+        self._news |= self._changes.any()
+        if self._guard.run(what, action, can_wait=True):
+            self._last[name] = now
+        self._changes.skip_own()
 
     def _delete_remains(self) -> None:
         until = time.monotonic() + TIDYING_S
@@ -328,8 +341,11 @@ class Controller:
         ask = "ask workers for missing data"
         self._guard.run(ask, lambda: send_messages(self._redis, sweeps.sweep_unsettled(alive)))
 
-    def _every(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+    def _every(self, name: str, seconds: float, action: Callable[[], object]) -> bool:
+        """Does it if the last time was so many seconds ago; returns whether it did."""
         now = time.monotonic()
-        if now - self._last.get(name, float("-inf")) >= seconds:
-            self._last[name] = now
-            action()
+        if now - self._last.get(name, float("-inf")) < seconds:
+            return False
+        self._last[name] = now
+        action()
+        return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, connection
 from django.utils import timezone
 from kombu.exceptions import OperationalError as BrokerError
 
@@ -37,20 +37,24 @@ class Guard:
     def __init__(self) -> None:
         self._failures: dict[str, Failure] = {}
 
-    def run(self, what: str, action: Callable[[], None]) -> None:
-        """Runs a part of the controller; `what` completes "the controller cannot ...".
+    def run(self, what: str, action: Callable[[], None], can_wait: bool = False) -> bool:
+        """Runs a part of the controller; `what` completes "the controller cannot ...". Returns whether it succeeded.
 
-        An error is logged and counted, and the caller goes on; only one of UNREACHABLE is raised.
+        An error is logged and counted, and the caller goes on; only one of UNREACHABLE is raised. An operational error
+        of a part that `can_wait` is raised only if the connection is lost, and with it perhaps the controller's lock.
         """
+        session = connection.connection
         try:
             action()
-        except UNREACHABLE:
-            raise
         except Exception as error:
+            refused = can_wait and isinstance(error, OperationalError) and _has(session)
+            if isinstance(error, UNREACHABLE) and not refused:
+                raise
             self._note(what, error)
-        else:
-            if self._failures.pop(what, None):
-                log.warning("the controller can %s again", what)
+            return False
+        if self._failures.pop(what, None):
+            log.warning("the controller can %s again", what)
+        return True
 
     def _note(self, what: str, error: Exception) -> None:
         text = storable_text(f"{type(error).__name__}: {' '.join(str(error).split())}")[:MAX_CHARACTERS]
@@ -63,3 +67,9 @@ class Guard:
     def failing(self) -> list[dict[str, Any]]:
         """What failed at its last run: {what, since, error, times} each."""
         return [{"what": what, **vars(failure)} for what, failure in self._failures.items()]
+
+
+def _has(session: object) -> bool:
+    """Whether the connection is still the one that it was, and works: Django closes it where a rollback fails, and
+    opens another."""
+    return connection.connection is session and connection.is_usable()

@@ -12,9 +12,10 @@ END_CONNECTION = "PERFORM pg_terminate_backend(pg_backend_pid()), pg_sleep(9)"
 """A statement of PL/pgSQL that ends the connection, as a server process that dies of a row does."""
 
 
-def refuse(table: str, when: str, operational: bool = False, does: str = "") -> None:
+def refuse(table: str, when: str, operational: bool = False, does: str = "", on: str = "INSERT") -> None:
     """From now on no row is added to `table` of which `when` (SQL about NEW) holds: that raises IntegrityError or, if
-    `operational`, OperationalError. `does` = a statement of PL/pgSQL instead, on PostgreSQL alone."""
+    `operational`, OperationalError. `does` = a statement of PL/pgSQL instead, on PostgreSQL alone. `on` = DELETE: no
+    row goes, and `when` is about OLD."""
     postgres = connection.vendor == "postgresql"
     with connection.cursor() as cursor:
         if postgres:
@@ -26,7 +27,7 @@ def refuse(table: str, when: str, operational: bool = False, does: str = "") -> 
             connection.connection.create_function("fail", 0, _fail)
             fails = "fail()" if operational else "RAISE(ABORT, 'refused')"
             body = f"WHEN {when} BEGIN SELECT {fails}; END"
-        cursor.execute(f"CREATE TRIGGER refuse_{table} BEFORE INSERT ON {table} {body}")
+        cursor.execute(f"CREATE TRIGGER refuse_{table} BEFORE {on} ON {table} {body}")
 
 
 def mend(table: str) -> None:

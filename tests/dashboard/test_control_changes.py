@@ -12,6 +12,7 @@ from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from dashboard.control import changes
 from dashboard.control import controller as loop
 from dashboard.control.changes import Changes
 from dashboard.control.controller import Controller
@@ -88,6 +89,32 @@ def test_own_writes_can_be_skipped_and_those_of_others_not() -> None:
     add_elsewhere("dan")
     changes.skip_own()
     assert changes.any()
+
+
+@pytest.mark.parametrize("part", ["_store", "_summarise_one"])
+@pytest.mark.django_db(transaction=True)
+def test_a_turn_skips_no_commit_of_others_before_it_writes(
+    peer: Peer, controller: Controller, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Where own rows are not counted, as by PostgreSQL: in a turn that stores nothing, and before what nobody waits
+    for."""
+    monkeypatch.setattr(changes, "_rows_changed", lambda: None)
+    for name in ("SWEEP_EVERY_S", "CLOCKS_EVERY_S", "UNSETTLED_EVERY_S", "STARTER_EVERY_S", "STAMP_EVERY_S"):
+        monkeypatch.setattr(loop, name, 1e6)
+    for _ in range(3):
+        controller.turn()
+    quiet(controller._changes)
+    own = getattr(controller, part)
+
+    def late(*entries: Any) -> Any:
+        add_elsewhere("ann")
+        return own(*entries)
+
+    monkeypatch.setattr(controller, part, late)
+    controller._remains = part == "_summarise_one"
+    controller._news = False
+    controller.turn()
+    assert controller._news or controller._changes.any()
 
 
 def asked_in_a_turn(controller: Controller) -> CaptureQueriesContext:

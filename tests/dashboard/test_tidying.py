@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.sessions.models import Session
-from django.db import connection
+from django.db import OperationalError, connection
 from django.utils import timezone
 
 from dashboard.control import tidying
-from dashboard.control.controller import Controller
+from dashboard.control.controller import TIDY_AGAIN_S, Controller
 from dashboard.fleet import selectors as fleet
 from dashboard.fleet.timeline import timeline
 from dashboard.runs import removal
 from dashboard.runs.models import Attempt, Cursor, DeadLetter, LogChunk, OpenWaits, RankInfo, Run, SeriesChunk, State
 from dashboard.runs.stored import CHUNKS
 from tests.dashboard import factory
+from tests.dashboard.database_faults import END_CONNECTION, mend, refuse
 from tests.dashboard.fake_worker import Peer, points_frame
+from tests.dashboard.test_control import SHORT_LEASE, started, submit, until
 from tests.dashboard.test_control_changes import asked_in_a_turn
 
 pytestmark = pytest.mark.django_db
+SERIES = "runs_serieschunk"
 
 
 def ended(owner: Any, points: int = 1200) -> Run:
@@ -46,13 +50,16 @@ def rows() -> int:
 
 
 def test_nobody_sees_what_was_measured_of_a_deleted_run(alice: Any) -> None:
-    run = ended(alice)
+    run, other = ended(alice), ended(alice)
     before = rows()
     removal.delete(runs=[run.pk], user=alice)
     assert rows() == before, "no deletion keeps the yard waiting for that"
-    assert not Attempt.objects.exists() and not DeadLetter.objects.exists() and not Run.objects.exists()
-    assert timeline(fleet.workers(), 24).total == 0
-    assert not SeriesChunk.objects.filter(attempt__run__in=Run.objects.all()).exists()
+    for kind, of_run in ((Attempt, "run"), (DeadLetter, "attempt__run"), (Run, "pk")):
+        assert list(kind.objects.values_list(of_run, flat=True)) == [other.pk]
+    assert timeline(fleet.workers(), 24).total == 1
+    seen = SeriesChunk.objects.filter(attempt__run__in=Run.objects.all())
+    assert set(seen.values_list("attempt__run", flat=True)) == {other.pk}
+    assert seen.count() < SeriesChunk.objects.count(), "the rest is of the deleted one"
 
 
 def test_it_goes_in_steps_of_limited_size_and_that_of_others_stays(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +121,51 @@ def test_what_cannot_be_deleted_now_stops_nothing_else(
             controller.turn()
     (failure,) = controller._guard.failing
     assert failure["what"] == "delete what was measured of deleted runs" and failure["times"] >= 1
+    assert failure["times"] == 1, "it is not tried in each turn"
     assert rows() > 0
-    factory.queued(alice)  # whatever is written brings a sweep
+    controller._last["remains"] -= TIDY_AGAIN_S
     for _ in range(3):
         controller.turn()
     assert rows() == 0 and not controller._guard.failing
+
+
+@pytest.fixture
+def kept_chunk(transactional_db: None) -> Iterator[None]:
+    """No chunk of a series can be deleted, as where its page of the disk cannot be read."""
+    refuse(SERIES, "true", operational=True, on="DELETE")
+    yield
+    mend(SERIES)
+
+
+def test_what_the_disk_does_not_give_back_holds_up_no_lease(kept_chunk: None, peer: Peer, alice: Any) -> None:
+    gone = ended(alice)
+    controller = Controller(lease=SHORT_LEASE)
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    removal.delete(runs=[gone.pk], user=alice)
+    until(controller, lambda: Attempt.objects.get(pk=attempt.pk).over)
+    assert Attempt.objects.get(pk=attempt.pk).cause == "worker_lost"
+    (failure,) = controller._guard.failing
+    assert failure["what"] == "delete what was measured of deleted runs" and failure["times"] == 1
+    assert SeriesChunk.objects.filter(attempt__run=gone.pk).exists()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no connection to lose")
+@pytest.mark.django_db(transaction=True)
+def test_what_ends_the_connection_is_tried_only_now_and_then(peer: Peer, controller: Controller, alice: Any) -> None:
+    """The lock of the controller goes with the connection, so the turn ends; the next ones do without."""
+    gone = ended(alice)
+    refuse(SERIES, "true", does=END_CONNECTION, on="DELETE")
+    try:
+        removal.delete(runs=[gone.pk], user=alice)
+        with pytest.raises(OperationalError):
+            until(controller, lambda: False)
+        connection.close()
+        for _ in range(3):
+            controller.turn()
+        assert rows() > 0 and not controller._guard.failing
+    finally:
+        mend(SERIES)
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="a setting of SQLite")
