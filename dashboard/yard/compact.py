@@ -45,14 +45,18 @@ def compact(database: Any) -> None:
 
 
 def compact_now(database: Any) -> str:
-    """Rewrites the database of a connection because somebody asked for it, however large it is; returns what that gave.
+    """Finishes the deletion of runs and rewrites the database of the default connection because somebody asked for it,
+    however large it is; returns what that gave.
 
     Raises SystemExit with why not.
     """
+    from dashboard.control.tidying import finish_deletions
     from parallel_core.analysis.quantities import bytes_text
 
     if database.vendor != "sqlite":
         raise SystemExit("This yard's database is PostgreSQL, which uses free space again; VACUUM FULL returns it.")
+    if why := finish_deletions(database):
+        print(f"Not all of what was measured of deleted runs could be deleted: {why}.", flush=True)
     kept, free = sizes(database)
     if (room := _room(database)) < COPIES * kept:
         needs = f"Rewriting {bytes_text(kept)} needs up to {bytes_text(COPIES * kept)} on the disk"

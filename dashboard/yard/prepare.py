@@ -20,14 +20,15 @@ TOKEN_LIFE = timedelta(days=3650)
 
 
 def prepare(password: str, worker_token: str = "") -> None:
-    """Migrates, gives free space of the database back, collects static files, makes the admin account (its password is
-    set only then), and the token of workers on other hosts if there is one. Can be repeated. Raises SystemExit with
-    what to change.
+    """Finishes the deletion of runs and migrates if there is something to migrate, gives free space of the database
+    back, collects static files, makes the admin account (its password is set only then), and the token of workers on
+    other hosts if there is one. Can be repeated. Raises SystemExit with what to change.
     """
     from django.core.management import call_command
     from django.db import connection
 
     refuse_newer_schema()
+    finish_deletions_before_remakes()
     call_command("migrate", verbosity=0, interactive=False)
     compact(connection)
     collect_static()
@@ -55,6 +56,24 @@ def refuse_newer_schema() -> None:
             f"(it lacks {', '.join(newer)}). Take the newer version again, or restore the backup from before that "
             "upgrade: docs/deploy.md, Upgrade."
         )
+
+
+def finish_deletions_before_remakes() -> None:
+    """Deletes what is left of deleted runs if an SQLite database is to be migrated.
+
+    A change of its table of runs makes a new table there, which may give the number of a deleted run to the next one:
+    what is left of the one would belong to the other. A failure, as where a page is damaged, does not stop the start.
+    """
+    from django.db import connection
+    from django.db.migrations.loader import MigrationLoader
+
+    from dashboard.control.tidying import finish_deletions
+
+    if connection.vendor != "sqlite":
+        return
+    loader = MigrationLoader(connection)
+    if loader.graph.nodes.keys() - loader.applied_migrations.keys() and (why := finish_deletions(connection)):
+        print(f"Not all of what was measured of deleted runs could be deleted: {why}. The rest goes later.", flush=True)
 
 
 def collect_static() -> None:

@@ -16,8 +16,10 @@ from dashboard.charts import timeline
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile
+from dashboard.runs import removal
+from dashboard.runs.models import Attempt, Run, SeriesChunk, State
 from tests.dashboard import factory
-from tests.dashboard.fake_worker import Peer
+from tests.dashboard.fake_worker import Peer, points_frame
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +91,18 @@ def worker(db: None) -> Worker:
 def profile(worker: Worker, alice: Any) -> Profile:
     """A finished profile of `factory.PROFILED` on that worker."""
     return factory.profiled(alice, worker, factory.PROFILED)
+
+
+@pytest.fixture
+def deleted_run(transactional_db: None, redis_url: str, alice: Any) -> Attempt:
+    """The attempt of a run of which only what it measured is left, committed."""
+    attempt = factory.start(factory.queued(alice))
+    factory.feed(attempt, 0, points_frame(0, 1200))
+    Attempt.objects.filter(pk=attempt.pk).update(over=True)
+    Run.objects.filter(pk=attempt.run_id).update(state=State.SUCCEEDED)
+    removal.delete(runs=[attempt.run_id], user=alice)
+    assert Attempt.every.exists() and SeriesChunk.objects.exists()
+    return attempt
 
 
 @pytest.fixture

@@ -14,15 +14,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
 from pytest_django.plugin import DjangoDbBlocker
 
+from dashboard.runs.models import Attempt, SeriesChunk
 from dashboard.yard import compact
 from dashboard.yard.home import ROOT, Home, own
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.file_lock import FileLock
+from tests.dashboard.database_faults import mend, refuse
 
 BLOB = 4 << 20
+own_file = pytest.mark.skipif("connection.vendor != 'sqlite'", reason="PostgreSQL uses free space again")
 
 
 @pytest.fixture
@@ -109,6 +112,23 @@ def test_whoever_asks_for_it_is_told_why_not(database: Any, monkeypatch: pytest.
     with pytest.raises(SystemExit, match="VACUUM FULL"):
         compact.compact_now(SimpleNamespace(vendor="postgresql"))
     assert size(database) == before
+
+
+@own_file
+def test_what_is_left_of_deleted_runs_goes_with_it(deleted_run: Attempt) -> None:
+    assert "The database now takes" in compact.compact_now(connection)
+    assert not Attempt.every.exists() and not SeriesChunk.objects.exists()
+
+
+@own_file
+def test_what_cannot_be_deleted_does_not_prevent_it(deleted_run: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+    refuse("runs_serieschunk", "true", operational=True, on="DELETE")
+    try:
+        assert "The database now takes" in compact.compact_now(connection)
+    finally:
+        mend("runs_serieschunk")
+    assert "Not all of what was measured of deleted runs could be deleted: " in capsys.readouterr().out
+    assert SeriesChunk.objects.exists()
 
 
 def test_the_command_does_it_while_the_yard_is_stopped(tmp_path: Path) -> None:

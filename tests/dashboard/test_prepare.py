@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -9,13 +10,24 @@ import pytest
 from django.contrib.auth import authenticate, get_user_model
 from django.core.management import call_command
 from django.db import connection
+from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django.test import Client
 from django.utils import timezone
 
 from dashboard.api.models import WORKER_USER, ApiToken, Scope
-from dashboard.yard.prepare import keep_worker_token, make_admin, prepare, refuse_newer_schema, sign_in_now
+from dashboard.control.tidying import _applied
+from dashboard.runs.models import Attempt
+from dashboard.yard.prepare import (
+    finish_deletions_before_remakes,
+    keep_worker_token,
+    make_admin,
+    prepare,
+    refuse_newer_schema,
+    sign_in_now,
+)
 from dashboard.yard.sign_in import CHOSEN, NO_ADMIN
+from tests.dashboard import factory
 
 SECRET = "a-long-random-worker-secret"
 BLOB = f"/api/v1/blobs/{'0' * 64}"
@@ -91,6 +103,31 @@ def test_a_database_that_a_newer_version_changed_is_refused() -> None:
     with pytest.raises(SystemExit, match=r"it lacks runs 9999_a_column\).*docs/deploy\.md"):
         prepare("")
     assert not get_user_model().objects.exists()
+
+
+@pytest.fixture
+def before_notes(deleted_run: Attempt) -> Iterator[None]:
+    """The database as it was before runs had notes, with what is left of a deleted run."""
+    call_command("migrate", "runs", "0026", verbosity=0)
+    yield
+    call_command("migrate", verbosity=0)
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="PostgreSQL changes tables in place")
+def test_what_is_left_of_a_deleted_run_never_gets_another_one_of_its_number(
+    before_notes: None, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboard.yard.prepare.collect_static", lambda: None)
+    applied = _applied(MigrationLoader(connection))
+    assert not hasattr(applied.get_model("runs", "Run"), "notes"), "columns that are to come are not asked for"
+    prepare("first-secret")
+    run = factory.queued(alice)
+    assert not Attempt.every.filter(run=run.pk).exists() and not Attempt.every.exists()
+
+
+def test_a_start_that_migrates_nothing_leaves_deletions_to_the_controller(deleted_run: Attempt) -> None:
+    finish_deletions_before_remakes()
+    assert Attempt.every.exists()
 
 
 def test_a_start_is_not_held_up_by_the_check_of_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
