@@ -1,5 +1,6 @@
 /* Keeps the values of a long form when its submit is refused (signed out, too large, the disk is full) or breaks:
- * form[data-draft] with an id.
+ * form[data-draft] with an id; where its page answers a submit itself and has no address to open, the value of
+ * data-draft is the address that opens the form.
  *
  * Without this file, a user returns to an empty form after a submit that led to the sign-in or to an error page. The
  * values are kept only in this tab, until a submit has succeeded; files cannot be kept. A page that answers a submit
@@ -7,6 +8,8 @@
  */
 
 const KEY = "trainyard-draft";
+/* The address without its fragment: a link that only adds one moves within the page, and opens nothing. */
+const [here] = location.href.split("#");
 
 function read() {
   try {
@@ -19,8 +22,9 @@ function read() {
 function keep(form) {
   const values = [...new FormData(form)].filter(([name, value]) => typeof value === "string" && name !== "csrfmiddlewaretoken");
   const action = new URL(form.action).pathname;
+  const page = new URL(form.dataset.draft || here, here).href;
   try {
-    sessionStorage.setItem(KEY, JSON.stringify({ id: form.id, action, page: location.href, values }));
+    sessionStorage.setItem(KEY, JSON.stringify({ id: form.id, action, page, from: here, values }));
   } catch {
     sessionStorage.removeItem(KEY); // too large to store, as a pasted file may be; older values must not return
   }
@@ -72,23 +76,29 @@ function hold(draft, page) {
 const [arrival] = performance.getEntriesByType("navigation");
 
 /* Whether the form is opened again although no page has answered it: the yard could not be reached. */
-const unanswered = (draft) => location.href === draft.page && ["reload", "back_forward"].includes(arrival?.type);
+const unanswered = (draft) => here === draft.from && ["reload", "back_forward"].includes(arrival?.type);
 
 /* Whether this page is an error, other than the form itself with what is wrong in it. Not every browser tells. */
 const failed = (draft) => arrival?.responseStatus >= 400 && !document.getElementById(draft.id);
 
+/* Whether the address that opens the form answers with an error, as of a run that was deleted. */
+const gone = (draft) => draft.refused && here === draft.page && failed(draft);
+
 function arrive(draft) {
   const page = document.querySelector("[data-not-taken]");
   const perhaps = unanswered(draft);
-  if (page || document.querySelector("form[data-sign-in]") || failed(draft)) hold(draft, page);
-  else if (location.href === draft.page && (draft.refused || perhaps)) {
+  if (!page && gone(draft)) sessionStorage.removeItem(KEY);
+  else if (page || document.querySelector("form[data-sign-in]") || failed(draft)) hold(draft, page);
+  else if (perhaps || (here === draft.page && draft.refused)) {
     sessionStorage.removeItem(KEY);
     const form = document.getElementById(draft.id);
     if (form) fill(form, { perhaps, ...draft });
   } else if (!draft.refused) {
     sessionStorage.removeItem(KEY);
-  } else if (location.pathname === draft.action) {
-    location.replace(draft.page); // several forms are sent to one address: returns to the one that was filled in
+  } else if (location.pathname === draft.action && !draft.returned) {
+    // Several forms are sent to one address: returns to the one that was filled in. Once: it may lead back here.
+    sessionStorage.setItem(KEY, JSON.stringify({ ...draft, returned: true }));
+    location.replace(draft.page);
   }
 }
 
