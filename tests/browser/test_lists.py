@@ -149,6 +149,20 @@ def test_the_new_list_comes_when_it_is_asked_for_and_the_keyboard_goes_on_in_it(
     expect(page.get_by_role("region", name="Runs")).to_be_focused()
 
 
+def test_the_first_run_appears_by_itself_in_a_list_that_was_empty(
+    page: Page, yard: YardProcess, client: httpx.Client
+) -> None:
+    with page.expect_response(lambda answer: by_news(answer.request)):
+        page.goto("/runs/?q=First+of+its+name")
+    expect(page.get_by_role("heading", name="No run matches")).to_be_visible()
+    mark(page)
+    run = yard.submit(client, tiny(), name="First of its name")
+    expect(names(page)).to_have_text(["First of its name"])
+    expect(page.locator("#list-changed")).to_be_hidden()
+    assert same_page(page)
+    yard.wait_state(client, run, "succeeded")
+
+
 def test_the_focus_stays_on_the_column_by_which_the_list_is_sorted(page: Page, stocked: dict[str, Any]) -> None:
     page.goto("/runs/?tag=alpha")
     for order in ("ascending", "descending"):

@@ -37,6 +37,10 @@ function patch(row, fresh) {
 const columnsOf = (root) => [...root.querySelectorAll("th .sort")].map((link) => link.id).join(",");
 
 function apply(part) {
+  if (!rowsOf(results).length) { // without a table there are no columns to compare
+    if (rowsOf(part).length) replace(part);
+    return;
+  }
   if (columnsOf(part) !== columnsOf(results)) {
     // A run got its first value of a column that is shown only where there is one: cells would not fit their columns.
     if (orderOf(part) === orderOf(results)) replace(part);
@@ -45,9 +49,7 @@ function apply(part) {
   }
   const fresh = new Map(rowsOf(part).map((row) => [row.dataset.run, row]));
   for (const row of rowsOf(results)) if (fresh.has(row.dataset.run)) patch(row, fresh.get(row.dataset.run));
-  if (orderOf(part) === orderOf(results)) return;
-  if (!rowsOf(results).length) return replace(part);
-  changed.hidden = false;
+  if (orderOf(part) !== orderOf(results)) changed.hidden = false;
 }
 
 function replace(part) {
