@@ -13,18 +13,26 @@ from parallel_core.spec import RunSpec
 def short_of(spec: RunSpec, workers: Iterable[Worker]) -> str:
     """Says what is missing if no worker that reports its free space has enough; else ''.
 
-    A run that saves only when it is stopped is not checked: it may never save.
+    A run that saves only when it is stopped is not checked: it may never save. One with a time limit saves at that.
     """
+    train = spec.train
     known = [(worker.disk_free, worker.name) for worker in workers if worker.disk_free is not None]
-    if not spec.train.checkpoint_every or not known:
+    if not (train.checkpoint_every or train.max_minutes) or not known:
         return ""
     size, count = checkpoint_bytes(spec), most_checkpoints(spec)
     free, name = max(known)
     if size * count <= free:
         return ""
     fits = free // size - 1
-    less = f"use keep={fits}, or free some" if fits >= 1 else "free some, or use checkpoint_every=0"
+    less = f"use keep={fits}, or free some" if fits >= 1 else f"free some, or use {_without(spec, free >= size)}"
     return (
-        f"Up to {plural_text(count, 'checkpoint')} of {bytes_text(size)} are there at once, and {name} has "
-        f"{bytes_text(free)} left on its disk; {less}."
+        f"Up to {plural_text(count, 'checkpoint')} of {bytes_text(size)} {'is' if count == 1 else 'are'} there at "
+        f"once, and {name} has {bytes_text(free)} left on its disk; {less}."
     )
+
+
+def _without(spec: RunSpec, one_fits: bool) -> str:
+    """The fields that make it save less than it does: nothing, or one checkpoint at its time limit if that fits."""
+    train = spec.train
+    saves = {"checkpoint_every": bool(train.checkpoint_every), "max_minutes": bool(train.max_minutes) and not one_fits}
+    return " and ".join(f"{name}=0" for name, now in saves.items() if now)

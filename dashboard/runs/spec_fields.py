@@ -119,7 +119,9 @@ GROUPS = (
             Entry("train.deterministic", "Deterministic algorithms"),
             Entry("train.eval_every", "Evaluate held-out loss every", "steps; 0 never does"),
             Entry("train.eval_samples", "Held-out samples", "the last of the corpus, never trained on"),
-            Entry("train.checkpoint_every", "Checkpoint every", "steps; 0 saves only when stopped"),
+            Entry(
+                "train.checkpoint_every", "Checkpoint every", "steps; 0 saves only when stopped or at its time limit"
+            ),
             Entry("train.keep", "Checkpoints kept", "the newest, and that of the lowest held-out loss"),
             Entry("train.max_minutes", "Time limit", "minutes of training, then it saves and ends; 0: none"),
             Entry("train.stop_on_nan", "End it when the loss stays NaN: broken weights are not saved"),

@@ -16,7 +16,7 @@ def checkpoint_bytes(spec: RunSpec) -> int:
 
 def most_checkpoints(spec: RunSpec) -> int:
     """Most checkpoints on disk at once: those kept, of runs that evaluate one more, and the one being written; 1 if a
-    run saves only when stopped."""
+    run saves only when stopped or at its time limit."""
     train = spec.train
     if not train.checkpoint_every:
         return 1

@@ -59,6 +59,21 @@ def test_checkpoints_that_find_no_room_are_told_before(member: Client) -> None:
     assert said(member) == ""
 
 
+def test_the_checkpoint_at_a_time_limit_needs_room_too(member: Client) -> None:
+    def limited(every: str) -> str:
+        sent = filled(train__checkpoint_every=every, train__max_minutes="5")
+        return str(member.post("/runs/new/check", sent).context["panel"].disk)
+
+    one = checkpoint_bytes(RunSpec())
+    free(one - 1)
+    assert limited("0").startswith(f"Up to 1 checkpoint of {bytes_text(one)} is there at once, and yard-a has ")
+    assert limited("0").endswith("; free some, or use Time limit = 0.")
+    assert limited("5").endswith("; free some, or use Checkpoint every = 0 and Time limit = 0.")
+    free(one)
+    assert limited("0") == ""
+    assert limited("5").endswith("; free some, or use Checkpoint every = 0.")
+
+
 def test_nobody_worries_where_nothing_is_known_or_nothing_is_saved(member: Client) -> None:
     free(None)
     assert said(member) == ""
