@@ -7,7 +7,8 @@ what reads measurements as well, how many bytes of every file of every attempt h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -40,7 +41,7 @@ FIELDS = (
 )
 """Fields of a run's row that are part of a key, in addition to its summary; its spec never changes."""
 _TOLD = Q(state=State.SUCCEEDED) | Q(study__kind__in=tuple(OWN_PAGES))
-"""The runs that the verdict of a study is made from."""
+"""The runs that the verdict of a study is made from; of the others it says only whether any has not ended."""
 SAME_DEVICE = ("kind", "index", "name", "memory_total")
 """Fields of a device in a heartbeat that are part of a key; the others change every second."""
 
@@ -48,31 +49,42 @@ SAME_DEVICE = ("kind", "index", "name", "memory_total")
 def verdicts(studies: Sequence[Study]) -> dict[int, str]:
     """One sentence for each study, from the rows of its runs; cached for studies that have not changed."""
     rows: dict[int, list[Any]] = {study.pk: [] for study in studies}
-    for row in _rows(_TOLD, study__in=studies):
+    for row in _rows(_TOLD | ~Q(state__in=ENDED), study__in=studies):
         rows[row[0]].append(row)
-    keys = {study.pk: _key("verdict", study.kind, study.baseline_id, *rows[study.pk]) for study in studies}
+    under_way = {pk for pk, its in rows.items() if any(_is_open(row) for row in its)}
+    keys = {study.pk: _verdict_key(study, study.pk in under_way, rows[study.pk]) for study in studies}
     found = cache.get_many(keys.values())
-    new = _verdicts([study for study in studies if keys[study.pk] not in found])
+    new = _verdicts([study for study in studies if keys[study.pk] not in found], under_way)
     cache.set_many({keys[pk]: said for pk, said in new.items()}, KEPT_S)
     return {study.pk: new.get(study.pk) or found[keys[study.pk]] for study in studies}
 
 
-def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
+def _is_open(row: tuple[Any, ...]) -> bool:
+    return row[FIELDS.index("state")] not in ENDED
+
+
+def _verdict_key(study: Study, under_way: bool, rows: Sequence[tuple[Any, ...]]) -> str:
+    told = rows if study.kind in OWN_PAGES else [row for row in rows if not _is_open(row)]
+    return _key("verdict", study.kind, study.baseline_id, under_way, *told)
+
+
+def _verdicts(studies: Sequence[Study], under_way: Container[int]) -> dict[int, str]:
+    """`under_way` = ids of the studies with a run that has not ended."""
     if not studies:
         return {}
     runs: dict[int, list[Run]] = {study.pk: [] for study in studies}
     for run in Run.objects.filter(_TOLD, study__in=studies):
         runs[run.study_id or 0].append(run)
     places = places_of(chain.from_iterable(runs.values()))
-    return {study.pk: _verdict(study, runs[study.pk], places) for study in studies}
+    return {study.pk: _verdict(study, runs[study.pk], places, study.pk in under_way) for study in studies}
 
 
-def _verdict(study: Study, runs: list[Run], places: Mapping[int, Place]) -> str:
+def _verdict(study: Study, runs: list[Run], places: Mapping[int, Place], under_way: bool) -> str:
     if own := OWN_PAGES.get(study.kind):
         return " ".join(own.verdict(runs, places))
     stand = reruns.standing(runs)
     base, ranked = reruns.stands_for(study.baseline, stand), by_loss.ranks(study.kind)
-    view = overview(stand, base, details=False, places=places, ranked=ranked)
+    view = replace(overview(stand, base, details=False, places=places, ranked=ranked), others_open=under_way)
     said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]
     return " ".join(said[: view.headlines])
 
@@ -83,7 +95,7 @@ def of_ended(study: Study, what: Sequence[object], make: Callable[[], dict[str, 
     `what` identifies it, with everything that it depends on apart from the study.
     """
     rows = list(_rows(study=study))
-    if any(row[2] not in ENDED for row in rows):
+    if any(_is_open(row) for row in rows):
         return make()
     key = _key(*what, study.pk, study.name, study.kind, study.baseline_id, study.settings, *rows, *_arrived(study))
     found: dict[str, Any] | None = caches["large"].get(key)

@@ -76,6 +76,8 @@ class Overview:
     """By run: where it ran."""
     ranking: Ranking | None = None
     """The runs by their loss, where that is what the study compares."""
+    others_open: bool = False
+    """Whether runs that have no row here have not ended."""
 
     @property
     def by_time(self) -> list[Row]:
@@ -119,7 +121,8 @@ class Overview:
     def lead(self) -> str:
         """Which run reached the lowest loss; '' where only the split differs."""
         label = self.ranking and next((r.entry.label for r in self.rows if r.run.pk == self.ranking.best), "")
-        return self.ranking.sentence(label, so_far=bool(self.open)) if self.ranking and label else ""
+        so_far = self.others_open or bool(self.open)
+        return self.ranking.sentence(label, so_far=so_far) if self.ranking and label else ""
 
     @cached_property
     def _of_times(self) -> list[str]:

@@ -16,6 +16,7 @@ from dashboard.runs.models import Attempt, Cursor, Run, State
 from dashboard.studies import answer_cache
 from dashboard.studies.models import Study
 from tests.dashboard import factory
+from tests.dashboard.test_by_loss import swept
 
 pytestmark = pytest.mark.django_db
 
@@ -59,13 +60,29 @@ def test_a_verdict_follows_the_rows_of_its_runs(study: Study, fields: dict[str, 
     first = answer_cache.verdicts([study])[study.pk]
     changed(study.runs.get(label="DP"), **fields)
     said = answer_cache.verdicts([study])[study.pk]
-    assert said == answer_cache._verdicts([study])[study.pk] != first
+    assert said == answer_cache._verdicts([study], ())[study.pk] != first
+
+
+def test_a_lowest_loss_is_so_far_while_a_run_of_the_study_has_not_ended(alice: Any) -> None:
+    study = swept(alice, {0.001: 0.5, 0.01: 0.0})
+    assert answer_cache.verdicts([study])[study.pk].startswith("Lowest final loss: 2.731, ")
+    run = factory.queued(alice, {}, study=study, position=2, name="lr = 1", train={"lr": 1.0})
+    so_far = "Lowest final loss so far: 2.731, "
+    for state in (State.QUEUED, State.RUNNING):
+        changed(run, state=state)
+        assert answer_cache.verdicts([study])[study.pk].startswith(so_far), state
+    with CaptureQueriesContext(connection) as asked:
+        changed(run, detail="Waits.")
+        assert answer_cache.verdicts([study])[study.pk].startswith(so_far)
+    assert len(asked) == 2, "what an open run says is not part of it"
+    changed(run, state=State.CANCELLED)
+    assert answer_cache.verdicts([study])[study.pk].startswith("Lowest final loss: 2.731, ")
 
 
 def test_studies_have_their_own_verdicts(study: Study, alice: Any) -> None:
     other = Study.objects.create(name="None", owner=alice)
     both = answer_cache.verdicts([study, other])
-    assert both == {**answer_cache._verdicts([study]), **answer_cache._verdicts([other])}
+    assert both == {**answer_cache._verdicts([study], ()), **answer_cache._verdicts([other], ())}
     assert answer_cache.verdicts([other, study]) == both
 
 
