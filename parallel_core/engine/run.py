@@ -14,6 +14,7 @@ from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import disable_cudnn, open_device, use_deterministic_algorithms
 from parallel_core.engine.distributed import Rendezvous, connect, joined
+from parallel_core.engine.end_of_step import EndOfStep, save
 from parallel_core.engine.evaluation import BrokenOff, Evaluation
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.interference import Interference
@@ -23,7 +24,7 @@ from parallel_core.engine.reference_probe import ReferenceProbe
 from parallel_core.engine.rehearsal import is_due, rehearse
 from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.step_meter import StepMeter
-from parallel_core.engine.stop import LossNotFinite, Reason, Stopped
+from parallel_core.engine.stop import Reason
 from parallel_core.engine.trainer import Trainer
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
@@ -176,7 +177,7 @@ def _train(
         if step >= timed_from:
             _probe_reference(probe, report, times, step, took)
         done, judge = step + 1, trainer.runner.judge
-        _save(saver, report, times, EndOfStep(done, stop, held_out, judge.broken, judge.since), spec.train.steps)
+        save(saver, report, times, EndOfStep(done, stop, held_out, judge.broken, judge.since), spec.train.steps)
         times.leave_out(report.spent())
         if stop is Reason.TIME_UP:
             break
@@ -293,48 +294,3 @@ def _begin_timed(trainer: Trainer, report: Reporter, interference: Interference,
     report.others = interference.own_share
     if warm is not None:
         report.phase("timed", warm)
-
-
-class EndOfStep(NamedTuple):
-    """After `done` steps: why the run is to `stop`, the held-out loss, if it was evaluated now, whether the weights are
-    `broken`, and `since` when the loss is not finite (`stop.Judge`)."""
-
-    done: int
-    stop: Reason
-    held_out: float | None
-    broken: bool = False
-    since: int = -1
-
-
-def _save(saver: checkpoint.Saver | None, report: Reporter, times: StepTimes, now: EndOfStep, steps: int) -> None:
-    """Saves what is due `now`, of `steps` steps; nothing without a saver. Its time is not counted in any step.
-
-    On a stop it saves, and after SIGTERM raises Stopped if steps are left for a later attempt. If none are left the run
-    continues to its end: that may take longer than the stop allows, but then a later attempt only has to end. Broken
-    weights are not saved: they would take the place of sound ones. Raises LossNotFinite where that is the stop.
-    """
-    if now.stop is Reason.NOT_FINITE or (saver is not None and now.broken):
-        _leave_unsaved(saver, now, steps)
-        return
-    if saver is None:
-        return
-    if now.stop or saver.due(now.done):
-        # Points first: a kill after the checkpoint, which waits for a GPU, too, would leave a gap that nothing fills.
-        report.flush(whole=True)
-    times.leave_out(saver.after_step(now.done, now.held_out))
-    if now.stop:
-        saver.save(now.done, now.held_out)
-        if now.done < steps and now.stop is Reason.SIGNAL:
-            saver.wait()
-            raise Stopped(now.done)
-
-
-def _leave_unsaved(saver: checkpoint.Saver | None, now: EndOfStep, steps: int) -> None:
-    """After a step whose weights are broken: raises what is to end the run, once an earlier save is whole."""
-    if now.stop in (Reason.NONE, Reason.TIME_UP) or (now.stop is Reason.SIGNAL and now.done == steps):
-        return
-    if saver is not None:
-        saver.wait()
-    if now.stop is Reason.NOT_FINITE:
-        raise LossNotFinite(now.since, now.done, steps)
-    raise Stopped(now.done, broken=True)

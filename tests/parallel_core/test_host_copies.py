@@ -15,9 +15,9 @@ from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import checkpoint, host_copies
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Groups
+from parallel_core.engine.end_of_step import EndOfStep, save
 from parallel_core.engine.host_copies import Copies, PinnedCopies, PlainCopies
 from parallel_core.engine.reporter import Reporter, StepTimes
-from parallel_core.engine.run import EndOfStep, _save
 from parallel_core.engine.stop import Reason
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
@@ -121,5 +121,5 @@ def test_a_save_says_how_long_it_took_without_what_was_left_of_the_step(
 def test_the_time_of_a_save_is_counted_in_no_step() -> None:
     times, saver = StepTimes(0), SimpleNamespace(due=lambda done: False, after_step=lambda done, held_out: 5.0)
     before = times._last
-    _save(cast(checkpoint.Saver, saver), cast(Reporter, None), times, EndOfStep(3, Reason.NONE, None), steps=9)
+    save(cast(checkpoint.Saver, saver), cast(Reporter, None), times, EndOfStep(3, Reason.NONE, None), steps=9)
     assert times._last == before + 5.0
