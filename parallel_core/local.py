@@ -72,7 +72,7 @@ class Outcome:
             return self.message
         if (guilty := culprit(self.exits)) is not None:
             fault = self.last(guilty.rank, "fault")
-            if fault and fault["cause"] == "not_finite":
+            if fault and fault.get("cause") == "not_finite":
                 return str(fault["message"])
             what = f"{fault['type']}: {fault['message']}" if fault else launch.describe_exit(guilty.code)
             return f"Rank {guilty.rank} failed{place(self.folder, guilty.rank)}: {what}"

@@ -6,7 +6,7 @@ yard.compact) all that is left goes at once, in a database of the version that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
@@ -50,15 +50,15 @@ def _rows_of(apps: Apps, kind: Any) -> Any:
     return apps.get_model(kind._meta.label)._base_manager
 
 
-def finish_deletions(database: Any) -> str:
+def finish_deletions(database: Any, told: Callable[[], None] = lambda: None) -> str:
     """Deletes all that is left of deleted runs, in the database of the default connection, whichever migrations it has;
-    returns why it could not, '' if it did."""
+    returns why it could not, '' if it did. Calls `told` after each slice."""
     if BEGAN not in MigrationRecorder(database).applied_migrations():
         return ""
     try:
         apps = _applied(MigrationLoader(database))
         while delete_slice(apps):
-            pass
+            told()
     except DatabaseError as error:
         return str(error)
     return ""

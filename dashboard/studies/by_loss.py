@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,17 @@ class Ranking:
     """By run: equal for runs that train the same."""
     finals: Mapping[int, float]
     """Final losses by run, of those without a value."""
+    early: Collection[int] = ()
+    """Runs that left at their time limit."""
 
     def order(self, run: Run) -> Order:
-        """The run's place: lower values first, then runs without one, then those whose loss is not finite."""
+        """The run's place: lower values first, then runs without one, those that left at their time limit, and those
+        whose loss is not finite."""
         if run.pk in self.values:
             return 0, self.values[run.pk]
-        return (1, self.finals[run.pk]) if run.pk in self.finals else (2, 0.0)
+        if run.pk in self.early:
+            return 2, 0.0
+        return (1, self.finals[run.pk]) if run.pk in self.finals else (3, 0.0)
 
     @property
     def best(self) -> int:
@@ -51,7 +56,8 @@ class Ranking:
     def rival(self) -> str:
         """How close the next setting comes, as a clause."""
         if self.following is None:
-            return "no other setting has one that is finite"
+            left = "that is finite and trained all its steps" if self.early else "that is finite"
+            return f"no other setting has one {left}"
         own, other = (significant(self.values[pk], DIGITS) for pk in (self.best, self.following))
         return f"next {other}" if own != other else f"the next is equal to {DIGITS} digits"
 
@@ -93,7 +99,8 @@ def ranking(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Ranking | None
     if not values:
         return None
     settings = {pk: _setting(specs[pk], fields) for pk in values}
-    return Ranking(what, values, settings, {pk: loss for pk, loss in finals.items() if pk not in values})
+    early = {run.pk for run in done if run.cause == "time_limit"}
+    return Ranking(what, values, settings, {pk: loss for pk, loss in finals.items() if pk not in values}, early)
 
 
 def _task(spec: RunSpec) -> tuple[str, int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
+from functools import cache
 
 import django
 
@@ -72,7 +73,12 @@ def finish_deletions_before_remakes() -> None:
     if connection.vendor != "sqlite":
         return
     loader = MigrationLoader(connection)
-    if loader.graph.nodes.keys() - loader.applied_migrations.keys() and (why := finish_deletions(connection)):
+
+    @cache
+    def told() -> None:
+        print("Deleting what is left of deleted runs, before the database is migrated …", flush=True)
+
+    if loader.graph.nodes.keys() - loader.applied_migrations.keys() and (why := finish_deletions(connection, told)):
         print(f"Not all of what was measured of deleted runs could be deleted: {why}. The rest goes later.", flush=True)
 
 

@@ -57,8 +57,7 @@ def _train(options: argparse.Namespace) -> int:
         print(f"broken on purpose. {sentence}")
     _require_devices(spec, options.devices)
     resume = _checkpoint(options.resume, spec) if options.resume else None
-    folder = options.out or _new_folder()
-    with _claimed(folder), own_text.folder_of(spec, options.text, options.corpora) as corpora:
+    with own_text.folder_of(spec, options.text, options.corpora) as corpora, _claimed(options.out) as folder:
         _require_room(folder, resume)
         outcome = _run(spec, folder, resume, corpora, options)
     print(_ending(outcome, spec))
@@ -114,9 +113,11 @@ def _new_folder() -> Path:
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    """Keeps other runs out of the folder meanwhile. Raises CommandError where it has records already, or another run is
-    about to write its own there. On a mount without flock only the former is checked."""
+def _claimed(out: Path | None) -> Iterator[Path]:
+    """The folder of the run's records, `out` or a new one; keeps other runs out of it meanwhile. Raises CommandError
+    where it has records already, or another run is about to write its own there. On a mount without flock only the
+    former is checked."""
+    folder = out or _new_folder()
     lock = FileLock(folder / ".lock")
     try:
         free = lock.hold()
@@ -129,7 +130,7 @@ def _claimed(folder: Path) -> Iterator[None]:
     try:
         if next(folder.glob("events-*.bin"), None) is not None:
             raise CommandError(f"{folder} holds the records of a run already; give another --out")
-        yield
+        yield folder
     finally:
         lock.release()
 

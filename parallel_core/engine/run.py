@@ -170,10 +170,10 @@ def _train(
         if stop is Reason.TIME_UP and step + 1 == spec.train.steps:
             stop = Reason.NONE  # it ends here anyway
         held_out, broken_off = None, False
-        if evaluation is not None and stop in (Reason.NONE, Reason.TIME_UP):
-            last = stop is Reason.TIME_UP
-            held_out, broken_off = _evaluate(evaluation, report, times, step, trainer.runner.drained, last=last)
-        stop = Reason.SIGNAL if broken_off else stop
+        time_up = stop is Reason.TIME_UP
+        if evaluation is not None and (time_up or not stop):
+            held_out, broken_off = _evaluate(evaluation, report, times, step, trainer.runner.drained, last=time_up)
+        stop = Reason.SIGNAL if broken_off and not time_up else stop
         if step >= timed_from:
             _probe_reference(probe, report, times, step, took)
         done, judge = step + 1, trainer.runner.judge

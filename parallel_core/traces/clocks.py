@@ -107,12 +107,16 @@ class _Clocks:
         by = plural_text(sum(map(len, apart)), "collective")
         self.notes.append(f"The clock of {_called(here)} is {far}; it was moved by the ends of {by}{unsure}.")
 
+    def _other(self, rank: int) -> str:
+        common = self.by_step[rank].keys() & self.by_step[self.first].keys()
+        return "other collectives than" if common else "no step in common with"
+
     def uncompared(self) -> list[str]:
         """Notes on ranks that have collectives, but none to align the clock by."""
         left = [rank for rank, many in self.count.items() if many and self.clocks[rank] not in self.compared]
         unnamed = [rank for rank in left if self._may_share(rank)]
         notes = [
-            f"Rank {rank} has other collectives than rank {self.first}: their clocks were not compared."
+            f"Rank {rank} has {self._other(rank)} rank {self.first}: their clocks were not compared."
             for rank in left
             if rank not in unnamed
         ]

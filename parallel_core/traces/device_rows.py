@@ -57,9 +57,11 @@ def beside_kernels(
     return np.concatenate([rows[~chosen], parts]), np.concatenate([moments[~chosen], moments[chosen][of]])
 
 
-def alone(rows: NDArray[np.void], free: Pauses) -> NDArray[np.void]:
-    """Returns the parts of the rows in the `free` time: what the host does while its device runs holds nothing up."""
-    return _within(rows, free)[0]
+def alone(rows: NDArray[np.void], free: Pauses, least: int) -> NDArray[np.void]:
+    """Returns the parts of the rows in the `free` time: what the host does while its device runs holds nothing up, nor
+    in pauses of at most `least` ns, over which the device's operations are joined."""
+    long = free[1] - free[0] > least
+    return _within(rows, (free[0][long], free[1][long]))[0]
 
 
 def _within(rows: NDArray[np.void], free: Pauses) -> tuple[NDArray[np.void], NDArray[np.int64]]:

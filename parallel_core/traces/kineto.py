@@ -191,7 +191,7 @@ def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moment
     reads = device_rows.reads(trace) if device else np.empty(0, SPAN)
     if not windows:
         out.notes.append(f"{_UNMARKED}: all of it is one step.")
-        rows = np.concatenate([rows, device_rows.alone(reads, free)])
+        rows = np.concatenate([rows, device_rows.alone(reads, free, pause)])
         out.steps = {0: _step(rows, int(rows["start"].min()), int(rows["end"].max()), pause)}
         return
     if not marked(trace):
@@ -207,7 +207,7 @@ def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moment
             if device:
                 begun = _device_begin(start, int(ended[when.before(start)]), own)
                 here = reads[(reads["start"] >= start) & (reads["start"] < end)]
-                own = np.concatenate([own, device_rows.alone(device_rows.after(here, begun), free)])
+                own = np.concatenate([own, device_rows.alone(device_rows.after(here, begun), free, pause)])
             out.steps[number] = _step(own, begun, max(end, int(own["end"].max())), pause)
     if not inside.all():
         out.notes.append(f"{int((~inside).sum())} of {len(rows)} operations lie outside of the steps.")

@@ -121,7 +121,8 @@ def test_a_live_part_whose_answer_hangs_is_asked_for_again(
 
 
 MAKE_PROFILE = """(lambda factory, users, fleet: factory.profiled(
-    users.get_user_model().objects.get(username="admin"), fleet.Worker.objects.get(), factory.PROFILED).pk)(*(
+    users.get_user_model().objects.get(username="admin"), fleet.Worker.objects.order_by("pk").first(),
+    factory.PROFILED).pk)(*(
     __import__(name, fromlist=["x"]) for name in (
         "tests.dashboard.factory", "django.contrib.auth", "dashboard.fleet.models")))"""
 UNMAKE = """__import__("dashboard.ledger.models", fromlist=["x"]).Profile.objects.filter(pk={pk}).delete()[0]"""

@@ -100,6 +100,15 @@ def test_runs_that_left_at_their_time_limit_are_not_ranked(study: Study) -> None
     assert view_of(study).verdict[0] == "Lowest final loss: 2.981, lr = 0.1; next 3.231."
 
 
+def test_one_setting_that_trained_to_its_end_is_not_said_to_beat_losses_that_are_not_finite(alice: Any) -> None:
+    made = swept(alice, {0.001: 0.5, 0.01: 0.0, 30.0: NAN})
+    made.runs.filter(name="lr = 0.01").update(cause="time_limit")
+    view = view_of(made)
+    told = "no other setting has one that is finite and trained all its steps"
+    assert view.verdict[0] == f"Lowest final loss: 3.231, lr = 0.001; {told}."
+    assert labels(view) == ["lr = 0.001", "lr = 0.01", "lr = 30"]
+
+
 def test_equal_losses_and_runs_that_still_train_are_said(alice: Any) -> None:
     made = swept(alice, {0.001: 0.0, 0.01: 1e-6})
     assert view_of(made).verdict[0] == "Lowest final loss: 2.731, lr = 0.001; the next is equal to 4 digits."

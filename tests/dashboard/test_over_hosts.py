@@ -145,15 +145,16 @@ def test_what_settles_nothing_says_why_and_what_to_do(profile: Profile, member: 
     late = over_both(alice)
     timed(alice)
     assert ran(late, "yard-a", "yard-b").left_out == ""  # it had no prediction of a time, and nothing is missing now
-    factory.worker("yard-c")
-    elsewhere = ran(over_both(alice), "yard-a", "yard-c")
-    assert elsewhere.left_out == "It was predicted over yard-a and yard-b, and ran over yard-a and yard-c."
     alone = ran(over_both(alice, dp=2, hosts=0), "yard-a", "yard-b")
     assert alone.left_out == "It was predicted on one host, and ran over yard-a and yard-b."
     together = ran(over_both(alice, dp=2), "yard-a")
     assert together.left_out == "It was predicted over yard-a and yard-b, and ran on one host."
     noisy = ran(over_both(alice), "yard-b", "yard-a", cpu_others=0.4)
     assert noisy.disturbed and noisy.left_out == ""
+    moved = over_both(alice)
+    factory.worker("yard-c")
+    elsewhere = ran(moved, "yard-a", "yard-c")
+    assert elsewhere.left_out == "It was predicted over yard-a and yard-b, and ran over yard-a and yard-c."
     assert selectors.time_record().errors == ()
 
 

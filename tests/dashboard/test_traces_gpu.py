@@ -100,7 +100,7 @@ def test_time_of_collectives_is_not_blamed_on_links_where_a_rank_may_be_late(
     events = [*launch(1, 1, gpu("gemm", 100, 1000)), *launch(2, 2, gpu(SUM, 1200, 7000), 9)]
     _, page = shown(member, *(file_of(rank, *events, world=world) for rank in (0, 2)))
     (one,) = (found for found, *_ in page.context["findings"].found if found.rule == "exposed_collectives")
-    assert one.evidence.endswith(f"it may include waiting for {missing} without a trace.")
+    assert one.evidence.endswith(f"it may include waiting for {missing} without a trace of it.")
 
 
 def test_what_an_older_version_read_tells_of_missing_ranks_by_the_highest(member: Client) -> None:

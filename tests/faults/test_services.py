@@ -8,7 +8,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,8 @@ def test_killed_backends_of_the_database_lose_nothing(deployment: Deployment, cl
     backends = [process for process in server.children() if "trainyard" in " ".join(process.cmdline())]
     assert backends
     for process in backends:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # a connection of a moment
+            process.kill()
     wait_for("the web again", lambda: client.get(f"/api/v1/runs/{run}").status_code == 200)
     found = deployment.wait_state(client, run, "succeeded", "failed", "lost")
     assert found["state"] == "succeeded", found

@@ -93,6 +93,7 @@ def _launch(turns: Sequence[Turn], folder: Path, limit_s: float = math.inf) -> L
     (world,) = {spec.parallel.world for spec, _ in turns}
     if any(imports_compiler(spec) for spec, _ in turns):
         prewarm_compiler()
+    folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in turns]
         pids = {}
@@ -103,8 +104,11 @@ def _launch(turns: Sequence[Turn], folder: Path, limit_s: float = math.inf) -> L
             ]
             parent, pid = os.getpid(), os.fork()
             if pid == 0:
-                processes.die_with(parent)
-                _be(list(zip(turns, meetings, strict=True)), rank, folder)
+                try:
+                    processes.die_with(parent)
+                    _be(list(zip(turns, meetings, strict=True)), rank, folder)
+                finally:  # else a rank whose folder is full or gone would go on as a second test process
+                    os._exit(1)
             pids[rank] = pid
     ends, hung = _wait(pids, folder, limit_s)
     seen = [_results(folder, rank) for rank in pids]

@@ -122,9 +122,9 @@ def test_collectives_of_some_ranks_include_waiting_for_those_without_a_trace(wor
     del made[1]
     (one,) = (one for one in diagnose([made] * 4, world=world) if one.rule == "exposed_collectives")
     assert one.evidence.endswith(
-        f"least of it; it may include waiting for {said} without a trace." if said else "of it."
+        f"least of it; it may include waiting for {said} without a trace of it." if said else "of it."
     )
-    assert one.change.startswith("First upload the traces of all ranks together") == bool(said)
+    assert one.change.startswith("First upload the traces of all ranks of the same steps") == bool(said)
 
 
 def test_stages_of_a_pipeline_are_not_held_against_each_other() -> None:

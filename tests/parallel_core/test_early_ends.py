@@ -15,6 +15,7 @@ from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.cli.train import _ending
 from parallel_core.engine import stop
 from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.evaluation import BrokenOff, Evaluation
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.stop import Judge, LossNotFinite, Reason, StopRequest
@@ -121,6 +122,22 @@ def test_the_weights_that_are_saved_at_the_limit_have_a_held_out_loss(tmp_path: 
     held_out = points(read_file(events_path(tmp_path, 0)), "eval_loss")
     assert held_out["step"].tolist() == [done - 1]
     assert manifests.read(folders.path_of(tmp_path / "run", done)).held_out == held_out["value"][0]
+
+
+def test_a_stop_while_the_last_weights_are_evaluated_does_not_undo_the_limit(tmp_path: Path) -> None:
+    """Else the run would be queued again, and train as long once more."""
+
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> str:
+        def after_step(self: Evaluation, step: int, *, drained: bool, last: bool = False) -> None:
+            if last:
+                raise BrokenOff
+
+        Evaluation.after_step = after_step  # type: ignore[method-assign]
+        return _trained(spec, rank, meeting, folder)
+
+    spec = FLUSH({"steps": 100_000, "max_minutes": 1e-3, "eval_every": 90_000, "eval_samples": 4})
+    assert ranks.run(spec, work, tmp_path) == ["", ""]
+    assert early_end.of_rank(tmp_path, 0).startswith("Ended after") and len(folders.steps(tmp_path / "run")) == 1
 
 
 def test_a_run_that_saves_nothing_leaves_at_its_limit_as_well(tmp_path: Path) -> None:

@@ -194,4 +194,4 @@ def test_stages_far_apart_are_compared_by_the_steps_that_both_ranks_have() -> No
 def test_ranks_without_a_common_step_are_not_compared() -> None:
     found = joined_stages(steps_of("a", (0, 1), True), steps_of("b", (2, 3), True, 500))
     assert ends_ms(found)[1] == {2: 760, 3: 860}
-    assert "Rank 1 has other collectives than rank 0: their clocks were not compared." in found.notes
+    assert "Rank 1 has no step in common with rank 0: their clocks were not compared." in found.notes

@@ -40,7 +40,7 @@ class _Imported(Case):
 
     @property
     def missing(self) -> int:
-        """Number of ranks without a trace."""
+        """Number of ranks without a trace of these steps."""
         return max(0, self.world - len(self.ranks))
 
     def called(self, rank: int) -> int:
@@ -93,11 +93,14 @@ def _exposed(case: _Imported) -> Finding | None:
     )
 
 
-_WHOLE = "First upload the traces of all ranks together: if one without a trace is late, the others wait for it. "
+_WHOLE = (
+    "First upload the traces of all ranks of the same steps: if one that lacks them is late, the others wait for it. "
+)
 
 
 def _late(case: _Imported) -> str:
-    return f"; it may include waiting for {plural_text(case.missing, 'rank')} without a trace" if case.missing else ""
+    few = plural_text(case.missing, "rank")
+    return f"; it may include waiting for {few} without a trace of it" if case.missing else ""
 
 
 def _small(case: _Imported) -> Finding | None:
