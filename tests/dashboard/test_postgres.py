@@ -22,7 +22,7 @@ SUITES = [
     *("test_list.py", "test_api.py", "test_api_traces.py"),
 ]
 OF_THEIR_OWN = {
-    *("test_controller_process.py", "test_analyst_process.py", "test_gunicorn.py"),
+    *("test_controller_process.py", "test_analyst_process.py", "test_gunicorn.py", "test_compact.py"),
     *("test_yard.py", "test_yard_ends.py", "test_yard_environment.py", "test_postgres.py"),
 }
 """Their processes have a SQLite file, or no database at all; running them here would only repeat them on SQLite."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connection, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -31,7 +31,8 @@ def full(request: HttpRequest) -> HttpResponse:
     """Writes more than the database may take: on SQLite a limit of pages stands for the disk's end."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            cursor.execute("DO $$ BEGIN RAISE 'no space left' USING ERRCODE = '53100'; END $$")
+            with transaction.atomic():  # the error ends the test's own transaction otherwise
+                cursor.execute("DO $$ BEGIN RAISE 'no space left' USING ERRCODE = '53100'; END $$")
         pages = cursor.execute("PRAGMA page_count").fetchone()[0]
         cursor.execute(f"PRAGMA max_page_count = {pages}")
         try:
