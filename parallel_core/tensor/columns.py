@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from parallel_core.tensor.group import TensorGroup
-from parallel_core.tensor.linear import ColumnLinear, unread
+from parallel_core.tensor.linear import ColumnLinear, left_out, unread
 from parallel_core.tensor.weights import WeightGradient
 
 
@@ -50,7 +50,7 @@ class _Gathered(torch.autograd.Function):
         x = gather_columns(mine, layer.group)
         ctx.save_for_backward(x)
         ctx.layer = layer
-        if layer.passing is not None and layer.passing.again:
+        if left_out(layer):
             return unread(x, *x.shape[:-1], layer.weight.shape[0] * layer.group.size)
         return gather_columns(F.linear(x, layer.weight, layer.bias), layer.group)
 

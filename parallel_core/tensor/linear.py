@@ -24,6 +24,11 @@ from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
 
 
+def left_out(layer: SplitLinear) -> bool:
+    """Whether the layer's block is being recomputed, without this product at its end."""
+    return layer.passing is not None and layer.passing.again
+
+
 def unread(like: Tensor, *shape: int) -> Tensor:
     """Returns zeros of a shape, in the memory of one: they stand for a product that nothing reads."""
     return like.new_zeros(()).expand(shape)
@@ -37,7 +42,7 @@ class _Column(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.layer = layer
         own: dict[str, Any] = layer._parameters
-        if layer.passing is not None and layer.passing.again:
+        if left_out(layer):
             return unread(x, *x.shape[:-1], own["weight"].shape[0])
         return F.linear(x, own["weight"], own.get("bias"))
 
@@ -66,7 +71,7 @@ class _Row(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: RowLinear) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer = layer
-        if layer.passing is not None and layer.passing.again:
+        if left_out(layer):
             return unread(x, *x.shape[:-1], layer.weight.shape[0])
         # The bias must be added once: by the first rank.
         return layer.group.all_reduce(F.linear(x, layer.weight, layer.bias if layer.group.rank == 0 else None))

@@ -24,7 +24,7 @@ from parallel_core.models.dropout import Held
 from parallel_core.models.layers import Positions
 from parallel_core.models.row_sums import embedding
 from parallel_core.tensor.group import TensorGroup
-from parallel_core.tensor.linear import ColumnLinear, RowLinear, unread
+from parallel_core.tensor.linear import ColumnLinear, RowLinear, left_out, unread
 from parallel_core.tensor.vocab import VocabEmbedding
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
 
@@ -77,7 +77,7 @@ class _Scattered(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.layer = layer
         group = layer.group
-        if layer.passing is not None and layer.passing.again:
+        if left_out(layer):
             return unread(x, 1, x.shape[0] * x.shape[1] // group.size, layer.weight.shape[0])
         return group.scatter(F.linear(x, layer.weight, layer.bias if group.rank == 0 else None))
 
