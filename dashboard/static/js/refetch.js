@@ -67,7 +67,7 @@ export class Paced {
       await work();
       this.retry = RETRY_MS;
     } catch (error) {
-      console.warn(error);
+      if (error.name !== "AbortError") console.warn(error); // the browser aborts what a page that is left still reads
       failed = !(error instanceof Refused);
     }
     this.busy = false;
