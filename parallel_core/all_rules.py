@@ -20,7 +20,14 @@ from parallel_core.rules import Change, Proposal, Refusal, refusal
 from parallel_core.stream_rules import check_stream
 from parallel_core.tensor_rules import check_sequence, check_split, check_tensor
 from parallel_core.trace_rules import check_profile
-from parallel_core.train_rules import check_corpus, check_dropout, check_evaluations, check_rate, check_steps
+from parallel_core.train_rules import (
+    check_corpus,
+    check_dropout,
+    check_evaluations,
+    check_momentum,
+    check_rate,
+    check_steps,
+)
 from parallel_core.width_rules import check_widths
 from parallel_core.zero_rules import check_zero
 
@@ -53,6 +60,7 @@ CHECKS: tuple[Callable[[RunSpec], None], ...] = (
     check_stream,
     check_steps,
     check_rate,
+    check_momentum,
     check_evaluations,
     check_faults,
     check_profile,

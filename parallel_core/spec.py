@@ -32,6 +32,7 @@ Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
 Clip = Literal["global", "stage"]
 LrSchedule = Literal["constant", "linear", "cosine"]
+Optimizer = Literal["adamw", "sgd"]
 ZeroBackend = Literal["own", "fully_shard"]
 
 BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
@@ -160,7 +161,7 @@ class TrainSpec(_Spec):
     global_batch: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)] = 16
     """Samples (sequences) of a step over all replicas."""
     lr: Annotated[float, Field(gt=0, le=100)] = 3e-4
-    """Learning rate of AdamW; its peak where it warms up or decays."""
+    """Learning rate; its peak where it warms up or decays."""
     lr_schedule: LrSchedule = "constant"
     """How the learning rate falls after its warm-up, until the last step (`learning_rate.rate_at`)."""
     lr_warmup_steps: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)] = 0
@@ -168,13 +169,18 @@ class TrainSpec(_Spec):
     lr_final: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of `lr` to which a schedule falls; a tenth as in Brown et al. 2020, appendix B."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
-    """Weight decay of AdamW."""
+    """Weight decay: AdamW's shrinks the weights beside the update; SGD's is added to the gradient, as in
+    torch.optim.SGD."""
+    optimizer: Optimizer = "adamw"
+    """What updates the weights: AdamW, or stochastic gradient descent with momentum."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Share of its last update direction that SGD keeps; 0 = plain SGD, which keeps no state."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the mean of the gradients."""
+    """Decay of AdamW's mean of the gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay of the mean of their squares."""
+    """Decay of AdamW's mean of their squares."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """Added to the root of that mean."""
+    """Added by AdamW to the root of that mean."""
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Norm above which gradients are scaled down to it; None = never."""
     clip: Clip = "global"
@@ -211,6 +217,11 @@ class TrainSpec(_Spec):
     stop_on_nan: bool = True
     """End the run when its loss was not finite in `limits.NOT_FINITE_STEPS` steps in a row, and save no broken weights;
     else it goes on, and saves."""
+
+    @property
+    def optimizer_states(self) -> int:
+        """Numbers that the optimizer keeps of each parameter: AdamW two moments, SGD its momentum, if any."""
+        return 2 if self.optimizer == "adamw" else int(self.momentum > 0)
 
     @property
     def held_out(self) -> int:

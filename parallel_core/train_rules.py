@@ -1,4 +1,4 @@
-"""Rules about corpus, dropout, steps, learning rate and evaluations of a run. Errors name fields and valid values."""
+"""Rules about corpus, dropout, steps, optimizer and evaluations of a run. Errors name fields and valid values."""
 
 from __future__ import annotations
 
@@ -58,6 +58,20 @@ def check_rate(spec: RunSpec) -> None:
         "use",
         Proposal("lr_warmup_steps={}", "train.lr_warmup_steps", [train.steps - 1]),
         Proposal("steps={}", "train.steps", [train.lr_warmup_steps + 1]),
+    )
+
+
+def check_momentum(spec: RunSpec) -> None:
+    """Checks that a momentum is given to an optimizer that has one."""
+    train, usual = spec.train, type(spec.train).model_fields["momentum"].default
+    if train.optimizer == "sgd" or train.momentum == usual:
+        return
+    raise refusal(
+        ("train.momentum", "train.optimizer"),
+        f"momentum={train.momentum:g} is SGD's, and optimizer={train.optimizer} has none (its beta1 is the nearest); "
+        "use",
+        Proposal("optimizer={}", "train.optimizer", ["sgd"]),
+        Proposal("momentum={}", "train.momentum", [usual]),
     )
 
 

@@ -31,6 +31,8 @@ CHOICE_LABELS = {
     "constant": "Constant",
     "linear": "Falls along a line",
     "cosine": "Falls as a cosine",
+    "adamw": "AdamW",
+    "sgd": "SGD with momentum",
     "global": "Of all gradients",
     "stage": "Of each stage on its own",
     "cpu": "CPU",

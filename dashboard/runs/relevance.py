@@ -35,6 +35,10 @@ def condition(path: str) -> Condition | None:
         return Condition("parallel.zero", ("3",))
     if path == "train.lr_final":
         return Condition("train.lr_schedule", ("linear", "cosine"))
+    if path == "train.momentum":
+        return Condition("train.optimizer", ("sgd",))
+    if path in ("train.beta1", "train.beta2", "train.eps"):
+        return Condition("train.optimizer", ("adamw",))
     if path == "train.eval_samples":
         return Condition("train.eval_every", ("0",), negated=True)
     if path.startswith("train.loss_scale"):

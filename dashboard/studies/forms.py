@@ -28,7 +28,7 @@ from parallel_core.spec import RunSpec, field_errors
 MODEL, DETAIL = (spec_fields.paths_of(group) for group in ("model", "architecture"))
 TRAIN = ("train.global_batch", "train.lr", "train.seed", "train.warmup_steps", "train.device")
 FINE = tuple(path for path in spec_fields.paths_of("fine") if path.startswith("train."))
-"""The recipe: how the rate falls, AdamW, clipping, loss scale, held-out loss and checkpoints."""
+"""The recipe: how the rate falls, optimizer, clipping, loss scale, held-out loss and checkpoints."""
 UNSCALED = tuple(path for path in FINE if not path.startswith("train.loss_scale"))
 """The same of kinds whose runs are all of fp32."""
 

@@ -18,7 +18,7 @@ from parallel_core.untrusted import PARSE_ERRORS
 
 FORMAT = "trainyard-checkpoint-1"
 FILE = "manifest.json"
-NOT_OF_WEIGHTS = ("train.precision", "model.dropout", "model.attention")
+NOT_OF_WEIGHTS = ("train.precision", "train.optimizer", "train.momentum", "model.dropout", "model.attention")
 """Fields that a run which starts from parameter values alone may set freely: no parameter depends on them."""
 _NAME = re.compile(r"^rank-\d+\.bin$")
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -88,7 +88,7 @@ class Manifest:
     def weights_only(self) -> bool:
         """Whether it has only parameter values, such as imported ones: the optimizer then starts anew, in any
         precision."""
-        return not any(name.startswith("mean/") for name in self.tensors)
+        return "steps" not in self.scalars
 
     def text(self) -> str:
         """The manifest as JSON, with the SHA-256 of all other fields as `digest`."""
@@ -131,18 +131,24 @@ def mismatches(
 ) -> dict[str, str]:
     """Why a run of `spec` cannot resume after step `step` of one of the spec `saved`: message by dotted field.
 
-    Model and precision must be the same; layout, data and optimizer settings may change. If stages have made different
+    Model, precision and optimizer must be the same; layout, data and optimizer settings may change, but a momentum
+    cannot begin where none was saved. If stages have made different
     numbers of updates (according to `scalars` or the schedule), they must keep the same layers.
     """
     mine = spec.model_dump(mode="json")
     out = {}
-    for section, names in (("model", mine["model"]), ("train", ["precision"])):
+    for section, names in (("model", mine["model"]), ("train", ["precision", "optimizer"])):
         before = saved.get(section, {})
         default = type(getattr(spec, section)).model_construct().model_dump(mode="json")
         for name in names:
             was, now = before.get(name, default[name]), mine[section][name]
             if was != now:
                 out[f"{section}.{name}"] = f"The checkpoint was saved with {name}={was}; this run has {name}={now}."
+    if "train.optimizer" not in out and _begins_momentum(saved.get("train", {}), spec):
+        out["train.momentum"] = (
+            f"The checkpoint was saved with momentum=0, so without a momentum; this run has "
+            f"momentum={spec.train.momentum:g}."
+        )
     try:
         before = _own_stages(saved, scalars)
     except ValueError:
@@ -162,6 +168,11 @@ def mismatches(
     if step >= spec.train.steps:
         out["train.steps"] = f"The checkpoint has {step} steps done; steps={spec.train.steps} leaves none to train."
     return out
+
+
+def _begins_momentum(saved: Mapping[str, Any], spec: RunSpec) -> bool:
+    """Whether a run of `spec` needs momentum buffers that a run with the dumped TrainSpec `saved` did not keep."""
+    return spec.train.optimizer == "sgd" and spec.train.momentum > 0 and saved.get("momentum") == 0
 
 
 def _own_stages(saved: Mapping[str, Any], scalars: Mapping[str, float]) -> Layout | None:

@@ -94,6 +94,7 @@ SUBJECTS: dict[str, dict[str, Leaves]] = {
         "deterministic": {"train.deterministic": True},
         "clipping by stage": {**PIPELINE, "train.clip": "stage"},
         "no clipping": {"train.clip_norm": None},
+        "SGD": {"train.optimizer": "sgd"},
     },
     "Models and data": {
         "tied embeddings": {"model.tied": True},

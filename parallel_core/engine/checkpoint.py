@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer
 
 Buffers = dict[str, Pieces]
-"""Kind of state ("value", "main", "mean", "square") -> the parts of that flat buffer which this rank holds."""
+"""Kind of state -> the parts of that flat buffer which this rank holds. Kinds: "value", "main", and the optimizer's:
+"mean" and "square" of AdamW, "momentum" of SGD."""
 
 REPORT_INTERVAL_S = 5.0
 """Interval in seconds at which a rank waiting for its save reports progress to the watchdog."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.norm import Gathering, StageNorm, StepTotals, Totals, clip_factor
-from parallel_core.engine.optimizer import FlatAdamW
+from parallel_core.engine.optimizer import FlatOptimizer
 from parallel_core.engine.p2p import Links, Traffic
 from parallel_core.engine.precision import LossScale
 from parallel_core.engine.reduction import Reducer
@@ -34,7 +34,7 @@ class Parts(NamedTuple):
     reducer: Reducer
     totals: StepTotals
     stage_norm: StageNorm
-    optimizer: FlatAdamW
+    optimizer: FlatOptimizer
     shared: SharedGradients
     loss_scale: LossScale
     faults: Injected

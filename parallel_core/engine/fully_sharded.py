@@ -2,7 +2,7 @@
 
 Each layer is one FSDP group. torch shards each parameter by its first dimension, gathers a layer's parameters before
 its forward and before its backward, frees them afterwards, and reduce-scatters its gradients. Everything else is done
-by this engine: the owned part is updated by `FlatAdamW`, normed, saved by name and compared as in other layouts.
+by this engine: the owned part is updated by a `FlatOptimizer`, normed, saved by name and compared as in other layouts.
 Gradients are summed, not averaged: the loss is already divided by the global count.
 
 In 16-bit runs the sharded parameters are fp32 master weights; a layer is cast when it is gathered

@@ -1,14 +1,17 @@
-"""AdamW (Loshchilov and Hutter 2019) as one fused kernel over flat buffers.
+"""AdamW (Loshchilov and Hutter 2019) and SGD with momentum (Sutskever et al. 2013), each as one fused kernel over flat
+buffers.
 
-In 16-bit runs it updates an fp32 master copy of the weights, from which the parameters are rounded (Micikevicius et
+In 16-bit runs they update an fp32 master copy of the weights, from which the parameters are rounded (Micikevicius et
 al. 2018, section 3.1): small updates would otherwise be lost in rounding. Under ZeRO (Rajbhandari et al. 2020,
-section 5.1) moments and master weights exist only for the part of each bucket that this replica owns, and only that
+section 5.1) states and master weights exist only for the part of each bucket that this replica owns, and only that
 part is updated.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,13 +20,15 @@ from parallel_core.engine.flat import FlatParameters, Pieces
 from parallel_core.spec import TrainSpec
 
 
-class FlatAdamW:
-    """Updates `flat.values` from the gradients `flat.mine`; decays every parameter, as torch.optim.AdamW does by
-    default.
+class FlatOptimizer(ABC):
+    """Updates `flat.values` from the gradients `flat.mine`; decays every parameter, as torch.optim does by default.
 
-    It calls the kernel of `torch.optim.AdamW(fused=True)` directly: importing torch.optim takes two seconds the first
-    time, and there are few tensors here.
+    It calls the kernels of torch.optim's `fused=True` directly: importing torch.optim takes two seconds the first time,
+    and there are few tensors here.
     """
+
+    kinds: ClassVar[tuple[str, ...]]
+    """Names of the states, under which a checkpoint saves them."""
 
     def __init__(self, flat: FlatParameters, train: TrainSpec) -> None:
         self._train = train
@@ -33,27 +38,27 @@ class FlatAdamW:
         self._values = list(flat.held)
         self._grads = list(flat.mine)
         sizes = [len(grad) for grad in self._grads]
-        self.mean = torch.zeros(sum(sizes), dtype=flat.grads.dtype, device=flat.grads.device)
-        """First moment of the owned elements, slice after slice of `flat.owned`; likewise `square` and `main`."""
-        self.square = torch.zeros_like(self.mean)
-        self._moments = self.mean.split(sizes), self.square.split(sizes)
+        like = flat.grads
+        kept = self.kinds[: train.optimizer_states]
+        self._states = {kind: torch.zeros(sum(sizes), dtype=like.dtype, device=like.device) for kind in kept}
+        """The states of the owned elements, slice after slice of `flat.owned`; likewise `main`."""
+        self._parts = {kind: list(state.split(sizes)) for kind, state in self._states.items()}
         self.main: Tensor | None = None
         """Master weights; None where the parameters themselves are updated."""
         if flat.values.dtype != flat.grads.dtype:
-            self.main = torch.empty_like(self.mean)
-        self._targets = self._values if self.main is None else self.main.split(sizes)
+            self.main = torch.empty(sum(sizes), dtype=like.dtype, device=like.device)
+        self._targets = self._values if self.main is None else list(self.main.split(sizes))
         if self.main is not None:  # slice by slice: a copy of all values would be a peak that no step has
-            torch._foreach_copy_(list(self._targets), self._values)
+            torch._foreach_copy_(self._targets, self._values)
         self._steps = torch.zeros((), dtype=torch.float32, device=flat.values.device)
 
     def state(self) -> list[Tensor]:
         """Returns the flat buffers that it keeps in addition to parameters and gradients."""
-        return [buffer for buffer in (self.main, self.mean, self.square) if buffer is not None]
+        return [*([] if self.main is None else [self.main]), *self._states.values()]
 
     def buffers(self) -> dict[str, Pieces]:
         """Returns the buffers that a checkpoint saves, by kind."""
-        kinds = {"main": self._targets if self.main is not None else (), "mean": self._moments[0]}
-        kinds["square"] = self._moments[1]
+        kinds = {"main": self._targets if self.main is not None else [], **self._parts}
         return {kind: tuple(zip(self._firsts, parts, strict=True)) for kind, parts in kinds.items() if parts}
 
     def scalars(self) -> dict[str, float]:
@@ -72,28 +77,16 @@ class FlatAdamW:
         """
         if skip is True:
             return
-        train, divisor = self._train, self._divisor(factor)
+        divisor = self._divisor(factor)
         skipped = skip.float() if isinstance(skip, Tensor) else None
         self._steps += 1 if skipped is None else 1 - skipped
-        torch._fused_adamw_(
-            list(self._targets),
-            self._grads,
-            list(self._moments[0]),
-            list(self._moments[1]),
-            [],
-            [self._steps] * len(self._grads),
-            lr=self.lr,
-            beta1=train.beta1,
-            beta2=train.beta2,
-            weight_decay=train.weight_decay,
-            eps=train.eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=divisor,
-            found_inf=skipped,
-        )
+        self._update(divisor, skipped)
         if self.main is not None:
-            torch._foreach_copy_(self._values, list(self._targets))
+            torch._foreach_copy_(self._values, self._targets)
+
+    @abstractmethod
+    def _update(self, divisor: Tensor | None, skipped: Tensor | None) -> None:
+        """Updates `_targets` from `_grads`, which it divides by `divisor`, unless `skipped` is 1."""
 
     def _divisor(self, factor: float | Tensor) -> Tensor | None:
         """Multiplies the gradients by `factor` and returns None, or returns the fp32 number by which the kernel of the
@@ -111,3 +104,57 @@ class FlatAdamW:
             torch._foreach_mul_(self._grads, factor)
             return None
         return factor.reciprocal().float()
+
+
+class FlatAdamW(FlatOptimizer):
+    """AdamW, as torch.optim.AdamW: weight decay shrinks the weights beside the update."""
+
+    kinds = ("mean", "square")
+
+    def _update(self, divisor: Tensor | None, skipped: Tensor | None) -> None:
+        train = self._train
+        torch._fused_adamw_(
+            self._targets,
+            self._grads,
+            self._parts["mean"],
+            self._parts["square"],
+            [],
+            [self._steps] * len(self._grads),
+            lr=self.lr,
+            beta1=train.beta1,
+            beta2=train.beta2,
+            weight_decay=train.weight_decay,
+            eps=train.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+            found_inf=skipped,
+        )
+
+
+class FlatSGD(FlatOptimizer):
+    """SGD with momentum, as torch.optim.SGD without dampening: weight decay is added to the gradient, so the momentum
+    contains it. A momentum that begins with zeros gives the same first update as torch's, which begins without one."""
+
+    kinds = ("momentum",)
+
+    def _update(self, divisor: Tensor | None, skipped: Tensor | None) -> None:
+        torch._fused_sgd_(
+            self._targets,
+            self._grads,
+            self._parts.get("momentum", []),
+            weight_decay=self._train.weight_decay,
+            momentum=self._train.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            grad_scale=divisor,
+            found_inf=skipped,
+        )
+
+
+def flat_optimizer(flat: FlatParameters, train: TrainSpec) -> FlatOptimizer:
+    """Returns the optimizer that `train` names."""
+    return (FlatSGD if train.optimizer == "sgd" else FlatAdamW)(flat, train)

@@ -2,10 +2,10 @@
 
 bf16 and fp16 run forward, backward and every activation message in 16 bits. Gradients are accumulated over
 micro-batches, reduced over replicas, normed and clipped in fp32 (Megatron-LM's `accumulate_allreduce_grads_in_fp32`),
-and AdamW keeps fp32 moments and an fp32 master copy of the weights that each step is rounded from. Norms and softmax
-compute in fp32 inside their kernels, cross-entropy on fp32 logits; where torch's kernels would add up the rows of a
-micro-batch in 16 bits (on a CPU in norms and embeddings, on a GPU in embeddings of few rows), `models.row_sums` does so
-in fp32. bf16 has the range of fp32 and needs no scaling.
+and the optimizer keeps fp32 states and an fp32 master copy of the weights that each step is rounded from. Norms and
+softmax compute in fp32 inside their kernels, cross-entropy on fp32 logits; where torch's kernels would add up the rows
+of a micro-batch in 16 bits (on a CPU in norms and embeddings, on a GPU in embeddings of few rows), `models.row_sums`
+does so in fp32. bf16 has the range of fp32 and needs no scaling.
 """
 
 from __future__ import annotations

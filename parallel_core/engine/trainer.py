@@ -16,7 +16,7 @@ from parallel_core.engine.executor import Executor, Parts
 from parallel_core.engine.flat import FlatParameters, Pieces
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.norm import StageNorm, StepTotals, Totals
-from parallel_core.engine.optimizer import FlatAdamW
+from parallel_core.engine.optimizer import flat_optimizer
 from parallel_core.engine.p2p import Links, Peer, Traffic
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reader import Reader
@@ -62,7 +62,7 @@ class Trainer:
         self.faults = Injected(spec.inject, rank, device)
         self.chunks = self._make_chunks(groups)
         self.loss_scale = self.chunks.loss_scale
-        self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
+        self.optimizer = flat_optimizer(self.chunks.flat, spec.train)
         self._scalar_codec = scalar_codec(spec, self.layout, self.place.place, groups.world, device)
         self.stop = StopRequest()
         self._ids = self.layout.micro_batches_of(self.place.place, self.place.replica)

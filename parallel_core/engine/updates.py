@@ -1,8 +1,8 @@
 """Checkpoint scalars that differ between pipeline ranks: every rank knows, and the checkpoint holds, those of all.
 
 Pipeline ranks with different numbers of replicas make different numbers of updates per step (`ParallelSpec.updates`),
-and AdamW's bias correction depends on their number. In fp16 without a flush each pipeline rank also has its own loss
-scale and skips updates on its own (`PerStageScalars`).
+and AdamW's bias correction depends on their number (SGD counts them, too). In fp16 without a flush each pipeline rank
+also has its own loss scale and skips updates on its own (`PerStageScalars`).
 """
 
 from __future__ import annotations

@@ -48,6 +48,8 @@ def _reduced(spec: RunSpec, **same: object) -> RunSpec:
     same |= {name: getattr(_DEFAULT.train, name) for name in _WITHOUT_STEP}
     if spec.parallel.flushes:  # else the number of steps bounds how many micro-batches are under way
         same["steps"] = _DEFAULT.train.steps
+    if spec.train.momentum:  # without a momentum no buffer of it is kept
+        same["momentum"] = _DEFAULT.train.momentum
     train = spec.train.model_copy(update=same)
     return spec.model_copy(update={"train": train, "trace": _DEFAULT.trace, "inject": ()})
 

@@ -9,9 +9,9 @@ from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
 
 def checkpoint_bytes(spec: RunSpec) -> int:
     """Bytes of one checkpoint: every parameter once, whatever the layout, its main copy if it is in 16 bits, and
-    AdamW's two moments."""
+    the optimizer's states."""
     size, main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
-    return parameter_count(spec.model) * (size + 2 * main + (main if size < main else 0))
+    return parameter_count(spec.model) * (size + spec.train.optimizer_states * main + (main if size < main else 0))
 
 
 def most_checkpoints(spec: RunSpec) -> int:

@@ -1,11 +1,11 @@
 """Predicted peak memory of each rank before a run starts, to be compared with the meter's measurement.
 
 Static parts live from the first step to the last, in flat buffers: parameters, gradients, and two moments of AdamW
-(Loshchilov and Hutter 2019). That is 16 bytes a parameter in fp32 and 18 in 16 bits: 2 + 4 for parameter and gradient,
-12 for both moments and the master weight (Rajbhandari et al. 2020, section 3.1, with gradients in fp32). ZeRO-1 divides
-the moments and the master weights by the number of replicas (section 5.1), ZeRO-2 also the gradients (section 5.2),
-ZeRO-3 also the parameters (section 5.3), except for the buckets that backward is filling and the layer that runs
-(`plan.zero_buckets`).
+(Loshchilov and Hutter 2019), or the momentum of SGD, if any. With AdamW that is 16 bytes a parameter in fp32 and 18 in
+16 bits: 2 + 4 for parameter and gradient, 12 for both moments and the master weight (Rajbhandari et al. 2020, section
+3.1, with gradients in fp32). ZeRO-1 divides the optimizer's states and the master weights by the number of replicas
+(section 5.1), ZeRO-2 also the gradients (section 5.2), ZeRO-3 also the parameters (section 5.3), except for the buckets
+that backward is filling and the layer that runs (`plan.zero_buckets`).
 
 Activations peak in a backward (`plan.backward`). Full recomputation keeps only the input of each block and rebuilds one
 block at a time; embedding and head are not recomputed. `activations` are tensors kept for a backward; `buffers` are
@@ -46,8 +46,6 @@ from parallel_core.plan.segments import Layers
 from parallel_core.plan.units import unit_costs
 from parallel_core.plan.zero_buckets import NOTHING, Whole, whole_buckets, with_layers
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
-
-_MOMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,8 @@ def _standing(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankM
     place = layout.coords(rank).place
     size, main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
     torchs = fully_sharded.by_torch(spec)
-    states = _MOMENTS + (size != main and not torchs)  # with fully_shard the parameters are the master weights
+    masters = size != main and not torchs  # with fully_shard the parameters are the master weights
+    states = spec.train.optimizer_states + masters
     stages = {stage: layout.stage_units[stage] for stage in layout.stages_of(place)}
     held = _parameters(spec, layers.costs, list(stages.values()))
     mine, variant = [held // _shards(spec, n) for n in (1, 2, 3)], _variant(spec, layout, rank)

@@ -126,12 +126,17 @@ class FixedBench:
 
 
 class _End:
-    """Flat buffers of a rank that holds `units`, and what a step does with them; `scaled_optimizer` clips."""
+    """Flat buffers of a rank that holds `units`, and what a step does with them; `scaled_optimizer` clips.
+
+    The update is always AdamW's, from which that of SGD is predicted (`step_overheads.share_of_adamw`)."""
 
     def __init__(self, spec: RunSpec, units: Sequence[str], device: Device) -> None:
         self._bench = LayerBench(spec, [units], device)
         flat = self._bench.chunks.flat
-        optimizer, totals = FlatAdamW(flat, spec.train), StepTotals(spec, Layout.of(spec), flat, None, device)
+        optimizer, totals = (
+            FlatAdamW(flat, spec.train.model_copy(update={"optimizer": "adamw"})),
+            StepTotals(spec, Layout.of(spec), flat, None, device),
+        )
         self.elements = len(flat.grads)
         self.acts: dict[Fixed, Callable[[], object]] = {
             "norm": lambda: totals.gather(None),

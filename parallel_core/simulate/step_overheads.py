@@ -21,10 +21,24 @@ from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate.gradient_overlap import early, shortened
 from parallel_core.simulate.network import Among, Exchange, Network, Pattern
 from parallel_core.simulate.noise import lag
-from parallel_core.spec import MAIN_BYTES, RunSpec
+from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
 
 _NORM_BYTES = 8
 """Bytes of one squared norm in the gather of the gradient norm."""
+
+
+def update_bytes(spec: RunSpec) -> int:
+    """Bytes that an update moves for each element: the weight and every state are read and written, the gradient is
+    read; 16-bit weights are rounded from their master weights afterwards."""
+    size, main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
+    return main * (3 + 2 * spec.train.optimizer_states) + (main + size if size < main else 0)
+
+
+def share_of_adamw(spec: RunSpec) -> float:
+    """Duration of the run's update relative to that of AdamW, which profiles measure: updates are memory-bound, so that
+    of the bytes."""
+    adamw = spec.train.model_copy(update={"optimizer": "adamw"})
+    return update_bytes(spec) / update_bytes(spec.model_copy(update={"train": adamw}))
 
 
 class Seconds(NamedTuple):
@@ -196,7 +210,8 @@ class Ends:
         parts = TRAITS[split.schedule].sync in ("none", "stash") and split.per_step > split.copies[place]
         kind: Fixed = "scaled_optimizer" if parts or spec.train.clip_norm is not None else "optimizer"
         seconds = table.overhead("norm", owned, self._busy) - (0.0 if split.flushes else self._gathering(flat))
-        return seconds + table.overhead(kind, owned, self._busy)
+        saved = (1 - share_of_adamw(spec)) * table.overhead("optimizer", owned, self._busy)
+        return seconds + max(0.0, table.overhead(kind, owned, self._busy) - saved)
 
     def _gathering(self, flat: Places) -> float:
         """Seconds of the gradient norm beside its sums of squares; 0 for a profile without the latter."""

@@ -37,6 +37,7 @@ READS: dict[str, dict[str, Any]] = {
     "parallel.recompute_layers": {"parallel": {"recompute": "full"}},
     "parallel.zero_backend": {"model": {"tied": False}, "parallel": {"dp": 2, "zero": 3}},
     "train.eval_samples": {"train": {"eval_every": 10}},
+    "train.momentum": {"train": {"optimizer": "sgd"}},
     "train.lr_final": {"train": {"lr_schedule": "cosine"}},
     **{path: {"train": {"precision": "fp16"}} for path in sweepable.fields() if path.startswith("train.loss_scale")},
 }

@@ -1,8 +1,8 @@
 """Reference for pipelines that never flush, and for clipping by stage: the same updates, applied by one process.
 
 The replay walks the micro-batches in order on one rank that holds all layers. For each micro-batch it sets every
-stage's weights to the version that the schedule's rule requires, computes the gradient, and lets each stage's own AdamW
-(in NumPy) apply it to the newest weights. It uses no program, operation or rank of the engine under test.
+stage's weights to the version that the schedule's rule requires, computes the gradient, and lets each stage's own
+optimizer (in NumPy) apply it to the newest weights. It uses no program, operation or rank of the engine under test.
 
 A stage here is all that one place of the pipeline holds: under a schedule that flushes that may be several stages,
 which are clipped by one factor and updated once a step.
@@ -47,9 +47,7 @@ class _Stage:
             sum_ += grads[name]
 
     def update(self, version: int) -> float:
-        """AdamW (Loshchilov and Hutter 2019) on the clipped mean gradient since the last update; returns the squared
-        norm.
-        """
+        """The optimizer's update with the clipped mean gradient since the last one; returns the squared norm."""
         train, before = self.train, self.versions[self.newest]
         rate = rate_at(train, (version - 1) // self.per_step)
         grads = {name: sum_ / (version - self.newest) for name, sum_ in self.gathered.items()}
@@ -58,17 +56,26 @@ class _Stage:
         norm, limit = np.sqrt(squared), train.clip_norm or np.inf
         clip = limit / (norm + 1e-6) if norm > limit else 1.0
         self.updates += 1
-        after = {}
-        for name, value in before.items():
-            grad = grads[name] * clip
-            self.mean[name] = train.beta1 * self.mean[name] + (1 - train.beta1) * grad
-            self.square[name] = train.beta2 * self.square[name] + (1 - train.beta2) * grad**2
-            mean = self.mean[name] / (1 - train.beta1**self.updates)
-            square = self.square[name] / (1 - train.beta2**self.updates)
-            decayed = value * (1 - rate * train.weight_decay)
-            after[name] = decayed - rate * mean / (np.sqrt(square) + train.eps)
-        self.versions[version], self.newest = after, version
+        of = self._sgd if train.optimizer == "sgd" else self._adamw
+        self.versions[version] = {name: of(name, value, grads[name] * clip, rate) for name, value in before.items()}
+        self.newest = version
         return squared
+
+    def _sgd(self, name: str, value: np.ndarray, grad: np.ndarray, rate: float) -> np.ndarray:
+        """As documented for torch.optim.SGD: the decay is part of the gradient; `mean` is the momentum."""
+        train = self.train
+        self.mean[name] = train.momentum * self.mean[name] + grad + train.weight_decay * value
+        return np.asarray(value - rate * self.mean[name])
+
+    def _adamw(self, name: str, value: np.ndarray, grad: np.ndarray, rate: float) -> np.ndarray:
+        """Loshchilov and Hutter 2019."""
+        train = self.train
+        self.mean[name] = train.beta1 * self.mean[name] + (1 - train.beta1) * grad
+        self.square[name] = train.beta2 * self.square[name] + (1 - train.beta2) * grad**2
+        mean = self.mean[name] / (1 - train.beta1**self.updates)
+        square = self.square[name] / (1 - train.beta2**self.updates)
+        decayed = value * (1 - rate * train.weight_decay)
+        return np.asarray(decayed - rate * mean / (np.sqrt(square) + train.eps))
 
 
 def round_ends(spec: RunSpec, stage: int) -> list[int]:

@@ -18,7 +18,7 @@ from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.generate import Generator
 from parallel_core.engine.norm import StepTotals, Totals
-from parallel_core.engine.optimizer import FlatAdamW
+from parallel_core.engine.optimizer import FlatOptimizer
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.launch import GenerationRequest, StartCommand
@@ -63,7 +63,12 @@ class Waits(NamedTuple):
 
 def run_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[list[float], Waits]:
     waits = Waits([], [], [])
-    advance, squares, update, numbers = Trainer.advance, StepTotals.squares, FlatAdamW.step, Fingerprints._own_numbers
+    advance, squares, update, numbers = (
+        Trainer.advance,
+        StepTotals.squares,
+        FlatOptimizer.step,
+        Fingerprints._own_numbers,
+    )
     before = 0
 
     def counted(self: Trainer, step: int) -> list[Totals]:
@@ -77,7 +82,7 @@ def run_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -
         before = fake_device.WAITS.total()
         return squares(self)
 
-    def updated(self: FlatAdamW, factor: float | Tensor = 1.0, skip: bool | Tensor = False) -> None:
+    def updated(self: FlatOptimizer, factor: float | Tensor = 1.0, skip: bool | Tensor = False) -> None:
         waits.updates.append(fake_device.WAITS.total() - before)
         update(self, factor, skip)
 
@@ -88,7 +93,7 @@ def run_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -
         return found
 
     Trainer.advance = counted  # type: ignore[method-assign]
-    StepTotals.squares, FlatAdamW.step = normed, updated  # type: ignore[method-assign]
+    StepTotals.squares, FlatOptimizer.step = normed, updated  # type: ignore[method-assign]
     Fingerprints._own_numbers = printed  # type: ignore[method-assign]
     with fake_device.moved():
         return run_here(spec, rank, meeting, folder), waits

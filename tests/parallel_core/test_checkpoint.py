@@ -90,7 +90,10 @@ def go_on(before: RunSpec, after: RunSpec, folder: Path) -> tuple[list[Totals], 
     want = on_ranks(before, partial(saved_in_passing, folder=first))[0]
     got = on_ranks(after, partial(resumed, folder=first, again=second))[0]
     saved, loaded = (stored.tensors(folders.path_of(where, SAVED)) for where in (first, second))
-    assert {name.split("/")[0] for name in saved} >= {"value", "mean", "square"}
+    assert {name.split("/")[0] for name in saved} >= {
+        "value",
+        *({"momentum"} if before.train.optimizer == "sgd" else {"mean", "square"}),
+    }
     assert not stored.different(saved, loaded)
     return want, got
 
@@ -118,6 +121,12 @@ def _each_split(always: str) -> list[Any]:
     return [
         pytest.param(split, id=key, marks=() if key == always else pytest.mark.full) for key, split in SPLITS.items()
     ]
+
+
+def test_momentum_goes_on_under_another_layout(tmp_path: Path) -> None:
+    sgd = {"optimizer": "sgd"}
+    want, got = go_on(spec_of({}, sgd, dp=2, zero=1), spec_of({}, sgd, pp=2, micro_batches=2), tmp_path)
+    np.testing.assert_allclose(losses(got), losses(want)[SAVED:], rtol=1e-4)
 
 
 @pytest.mark.parametrize("split", _each_split("pp"))

@@ -11,27 +11,27 @@ import torch
 from parallel_core.engine.device import open_device
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import clip_factor
-from parallel_core.engine.optimizer import FlatAdamW
+from parallel_core.engine.optimizer import FlatOptimizer, flat_optimizer
 from parallel_core.engine.precision import LossScale
 from parallel_core.observe.memory import MemoryMeter
-from parallel_core.spec import DeviceKind, TrainSpec
+from parallel_core.spec import DeviceKind, Optimizer, TrainSpec
 from tests.parallel_core.test_kernels import GPU
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 
 
-def optimizer_of(dtype: torch.dtype, device: DeviceKind) -> tuple[FlatParameters, FlatAdamW]:
+def optimizer_of(dtype: torch.dtype, device: DeviceKind, name: Optimizer) -> tuple[FlatParameters, FlatOptimizer]:
     torch.manual_seed(0)
     module = torch.nn.Linear(7, 5, dtype=dtype)
-    flat = FlatParameters([(f"a.{name}", module, name) for name in ("weight", "bias")], dtype, open_device(device))
+    flat = FlatParameters([(f"a.{leaf}", module, leaf) for leaf in ("weight", "bias")], dtype, open_device(device))
     flat.values[:40] = torch.randn(40).to(flat.values)
-    made = FlatAdamW(flat, TrainSpec(lr=0.1))
+    made = flat_optimizer(flat, TrainSpec(lr=0.1, optimizer=name))
     flat.grads[:40] = torch.randn(40).to(flat.grads)
     return flat, made
 
 
-def state(flat: FlatParameters, optimizer: FlatAdamW) -> list[torch.Tensor]:
+def state(flat: FlatParameters, optimizer: FlatOptimizer) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in (flat.values, *optimizer.state(), optimizer._steps)]
 
 
@@ -41,11 +41,12 @@ def number(value: Any, device: DeviceKind) -> torch.Tensor:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("factor", [1.0, 0.37, 2.0**-21])
 def test_a_factor_on_the_device_scales_gradients_as_one_on_the_host(
-    dtype: torch.dtype, factor: float, device: DeviceKind
+    dtype: torch.dtype, factor: float, device: DeviceKind, name: Optimizer
 ) -> None:
-    ours, theirs = optimizer_of(dtype, device), optimizer_of(dtype, "cpu")
+    ours, theirs = optimizer_of(dtype, device, name), optimizer_of(dtype, "cpu", name)
     for _ in range(3):
         ours[1].step(number(factor, device), number(False, device))
         theirs[1].step(factor)
@@ -57,9 +58,10 @@ def test_a_factor_on_the_device_scales_gradients_as_one_on_the_host(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("there", [False, True])
-def test_a_skipped_update_changes_nothing(dtype: torch.dtype, there: bool, device: DeviceKind) -> None:
-    flat, optimizer = optimizer_of(dtype, device)
+def test_a_skipped_update_changes_nothing(dtype: torch.dtype, there: bool, device: DeviceKind, name: Optimizer) -> None:
+    flat, optimizer = optimizer_of(dtype, device, name)
     optimizer.step()
     flat.grads[3] = math.inf
     before = state(flat, optimizer)
@@ -82,7 +84,7 @@ def test_nothing_is_held_while_it_is_built_that_a_step_does_not_hold(dtype: torc
         flat = FlatParameters([("a.weight", module, "weight")], dtype, open_device("cpu"))
         flat.values.copy_(torch.arange(len(flat.values)))
         before = meter.final["buffers"]
-        made = FlatAdamW(flat, TrainSpec())
+        made = flat_optimizer(flat, TrainSpec())
         kept = before + sum(buffer.nbytes for buffer in made.state())
     assert kept <= meter.peak_total <= kept + 64, "beside the count of its steps"
     assert made.main is None or torch.equal(made.main, flat.values.float())

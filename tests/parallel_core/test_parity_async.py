@@ -148,6 +148,13 @@ def test_equals_a_replay(key: str) -> None:
     _assert_replayed(TRAINED[key], _spec((CASES | MORE)[key]))
 
 
+def test_sgd_equals_a_replay() -> None:
+    splits = [{"schedule": name, "pp": 2, "micro_batches": 4} for name in NAMES]
+    specs = [spec_of({}, TRAIN | {"optimizer": "sgd"}, **split) for split in splits]
+    for spec, got in zip(specs, train_many(specs, _work), strict=True):
+        _assert_replayed(got, spec)
+
+
 @pytest.mark.parametrize("key", FLUSHED)
 def test_each_place_is_clipped_by_a_factor_of_its_own(key: str) -> None:
     """The norms of both places are over the limit, and differ: one factor for all would give other parameters."""

@@ -64,6 +64,7 @@ def test_specs_that_count_as_the_same_step_take_as_long() -> None:
         unclipped = first.model_copy(update={"train": first.train.model_copy(update={"clip_norm": None})})
         assert of_step(unclipped) != of_step(first) != of_step(spec(dp=4))
         matters = {"steps", "global_batch", "clip", "precision", "device", "deterministic"}
+        matters |= {"optimizer", "momentum"}
         assert set(type(first.train).model_fields) - set(more) == matters
 
 

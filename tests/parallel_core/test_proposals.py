@@ -58,6 +58,8 @@ TRAIN: dict[str, list[Any]] = {
     "lr_warmup_steps": [0, 3, 9],
     "global_batch": [1, 2, 4, 5, 6, 12],
     "clip": ["stage"],
+    "optimizer": ["sgd"],
+    "momentum": [0.5],
     "clip_norm": [None],
     "corpus": [*BUILT_IN_CORPORA],
 }

@@ -44,7 +44,6 @@ CUTS: dict[Cut, tuple[Strategy, ...]] = {
     "sequence": ("sequence",),
 }
 """Strategies that the layers of a run can have, by how the run cuts its layers over a tensor group."""
-_MOMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +228,7 @@ class LayerCosts:
     def _sharding(
         self, strategy: Strategy, seconds: float, cost: UnitCost, kept: int, replicas: Replicas
     ) -> LayerSharding:
-        states = _MOMENTS + (self._size != self._main)
+        states = self.spec.train.optimizer_states + (self._size != self._main)
         return LayerSharding(
             strategy,
             seconds,
