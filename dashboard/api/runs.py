@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
+from django.db import transaction
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from ninja import Path, Query, Router, Status
@@ -15,11 +16,12 @@ from dashboard.api.idempotency import Key, made_once
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.api.waiting import MOST_S
 from dashboard.json_values import clean
-from dashboard.runs import field_terms, generating, removal, resuming, selectors, services, submission
+from dashboard.runs import field_terms, generating, queueing, removal, resuming, selectors, services, submission
 from dashboard.runs.damaged import damaged
 from dashboard.runs.list_views import as_row
 from dashboard.runs.listing import EXAMPLE, moment
 from dashboard.runs.models import Run
+from dashboard.runs.priority import Priority
 from dashboard.studies import joining
 from dashboard.studies.models import Study
 
@@ -44,7 +46,7 @@ def submit(request: HttpRequest, payload: s.SubmitIn, key: Key = None) -> Any:
     """Queues a run, of its own or after the others of a `study`. 422 with a message by field if the spec is invalid, or
     no worker has the devices or the memory."""
     require_member(request)
-    study, asked = _study(payload.study), _submission(payload)
+    study, asked = _study(payload), _submission(payload)
 
     def make(also: services.Also) -> Run:
         if study is None:
@@ -63,16 +65,25 @@ def _submission(payload: s.SubmitIn) -> submission.Submission:
         "tags": payload.tags,
         "retries": payload.retries,
         "host_count": payload.hosts,
+        "run_on": payload.run_on,
+        "priority": Priority[payload.priority.upper()],
         "anyway": payload.anyway,
         "resume_from": {"run": named.run, "step": named.step} if named else None,
     }
 
 
-def _study(pk: int | None) -> Study | None:
-    """Raises Invalid if there is no such study."""
+def _study(payload: s.SubmitIn) -> Study | None:
+    """Raises Invalid if there is no such study, or another place in the queue is asked for than that of its runs."""
+    pk = payload.study
     found = None if pk is None else Study.objects.filter(pk=pk).first()
     if pk is not None and found is None:
         raise services.Invalid({joining.FIELD: f"There is no study {pk}."})
+    if found is not None:
+        given = {"run_on": (payload.run_on, found.run_on), "priority": (payload.priority, found.priority_name)}
+        usual = {"run_on": "", "priority": "normal"}
+        others = [name for name, (asked, theirs) in given.items() if asked not in (usual[name], theirs)]
+        if others:
+            raise services.Invalid(dict.fromkeys(others, "A run of a study has this from the study: leave it out."))
     return found
 
 
@@ -142,11 +153,19 @@ def cancel_run(request: HttpRequest, run_id: RunId) -> Any:
     "/{run_id}", auth=SUBMIT, response={200: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 404, 413, 422)}
 )
 def edit_run(request: HttpRequest, run_id: RunId, payload: s.RunEdit) -> Any:
-    """Renames a run, or replaces its tags or notes; only for its owner and admins."""
+    """Renames a run, or replaces its tags or notes, or while it is queued its place in the queue; only for its owner
+    and admins. High priority is given by admins only."""
     require_member(request)
-    run = run_of(run_id)
-    changed = {"name": run.name, "tags": run.tags, "notes": run.notes} | payload.model_dump(exclude_none=True)
-    return {"data": detail(services.edit(run=run, user=request.user, **changed))}
+    run, asked = run_of(run_id), payload.model_dump(exclude_none=True)
+    place = {name: asked.pop(name) for name in ("run_on", "priority") if name in asked}
+    with transaction.atomic():
+        if place:
+            level = Priority[place["priority"].upper()] if "priority" in place else Priority(run.priority)
+            queueing.change(run=run, user=request.user, run_on=place.get("run_on", run.run_on), priority=level)
+        if asked or not place:
+            changed = {"name": run.name, "tags": run.tags, "notes": run.notes} | asked
+            services.edit(run=run, user=request.user, **changed)
+    return {"data": detail(run_of(run_id))}
 
 
 @router.delete("/{run_id}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from ninja import Schema
 from pydantic import ConfigDict, Field
 
+from dashboard.fleet.run_on import MAX_RUN_ON
 from dashboard.runs.models import State
+from dashboard.runs.priority import WORDS as PRIORITIES
 from dashboard.runs.services import MAX_NOTES, MAX_RETRIES, MAX_TAG, MAX_TAGS
 from dashboard.runs.spreading import MOST_HOSTS
 from parallel_core import limits
@@ -28,6 +30,17 @@ Rank = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Tags = Annotated[list[Annotated[str, Field(max_length=MAX_TAG, pattern=r"^[^\x00]*$")]], Field(max_length=MAX_TAGS)]
 Notes = Annotated[str, Field(max_length=MAX_NOTES, pattern=r"^[^\x00]*$")]
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
+
+RunOn = Annotated[
+    str,
+    Field(
+        max_length=MAX_RUN_ON,
+        pattern=r"^[^\x00]*$",
+        description="on which devices: worker:NAME, type:NAME of a device type as Fleet has it, or empty for any",
+    ),
+]
+PriorityName = Literal["low", "normal", "high"]
+assert PriorityName.__args__ == PRIORITIES  # type: ignore[attr-defined]
 
 Moment = Annotated[
     str,
@@ -76,7 +89,7 @@ FIRST_RUN: Any = {
 class SubmitIn(Schema):
     """A run to queue, over `hosts` hosts (0: as few as it takes; 1: on one).
 
-    `anyway` overrules only the memory prediction.
+    `anyway` overrules only the memory prediction. A run that joins a `study` has `run_on` and `priority` from that.
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": FIRST_RUN})
@@ -85,6 +98,8 @@ class SubmitIn(Schema):
     tags: Tags = []
     retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 0
     hosts: Annotated[int, Field(ge=0, le=MOST_HOSTS)] = 0
+    run_on: RunOn = ""
+    priority: PriorityName = "normal"
     anyway: bool = False
     resume_from: ResumeFrom | None = None
     study: Annotated[
@@ -99,6 +114,8 @@ class RunEdit(Schema):
     name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] | None = None
     tags: Tags | None = None
     notes: Notes | None = None
+    run_on: RunOn | None = Field(None, description="while it is queued; of a run of a study, of all its queued runs")
+    priority: PriorityName | None = Field(None, description="in the same way")
 
 
 class GenerateIn(Schema):
@@ -149,6 +166,8 @@ class RunOut(Schema):
     steps_done: int = Field(description="as pages and checkpoints count: `step` + 1, 0 before the first")
     final_loss: float | None = Field(description="loss of its last step; null until it has ended")
     held_out: float | None = Field(description="newest loss of the held-out samples; null where none was evaluated")
+    run_on: str = Field(description="the devices chosen for it, worker:NAME or type:NAME; empty for any")
+    priority: PriorityName = Field(description="how soon it is served while it is queued")
 
 
 class RunListed(RunOut):

@@ -15,6 +15,8 @@ from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.idempotency import Key, made_once
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import clean, record
+from dashboard.runs import priority as levels
+from dashboard.runs import run_on as places
 from dashboard.runs.models import Run
 from dashboard.runs.selectors import Filters, list_runs
 from dashboard.runs.services import Also, Invalid
@@ -59,7 +61,11 @@ def create_study(request: HttpRequest, payload: t.StudyIn, key: Key = None) -> A
 
     def make(also: Also) -> Study:
         listed = [(one.label, one.spec) for one in payload.runs]
-        more: dict[str, Any] = {"repeats": payload.repeats, "retries": payload.retries, "also": also}
+        on, unread = places.read(payload.run_on)
+        if unread:
+            raise Invalid({places.FIELD: unread})
+        queue = services.InQueue(on, levels.read(payload.priority) or 0)
+        more: dict[str, Any] = {"repeats": payload.repeats, "retries": payload.retries, "queue": queue, "also": also}
         return services.create_listed(owner=request.user, name=payload.name, listed=listed, **more)
 
     try:

@@ -80,6 +80,8 @@ class StudyIn(Schema):
     runs: Annotated[list[MemberIn], Field(min_length=1, max_length=MAX_RUNS)]
     repeats: Annotated[int, Field(ge=1, le=MAX_REPEATS, description="of each run: the whole list once, then again")] = 1
     retries: Annotated[int, Field(ge=0, le=MAX_RETRIES, description="of each run, when a worker is lost")] = 0
+    run_on: s.RunOn = ""
+    priority: s.PriorityName = "normal"
 
 
 class StudyEdit(Schema):

@@ -2,11 +2,12 @@
 
 Rules: in the order of the queue; all devices of a run at once or none; on one host where any has enough, else on as
 few as it takes of those that other hosts reach; never on a host that drains, leaves or is silent, nor on devices with
-less memory than the fullest rank is predicted to need, and on a host with a requested profile only where no other is
-free. An `exclusive` run needs idle hosts as a whole and blocks them. A run that has to wait reserves the hosts it
-waits for, so that later, smaller runs cannot starve it. Exclusive runs of one study go one after another, on the same
-host while that is connected, because they are meant to be compared; one that no known host can take waits alone. A
-host that is absent for a short time still counts for that, or the study would be split over two hosts.
+less memory than the fullest rank is predicted to need, nor on others than those chosen for it (`on`), and on a host
+with a requested profile only where no other is free. An `exclusive` run needs idle hosts as a whole and blocks them. A
+run that has to wait reserves the hosts it waits for, so that later, smaller runs cannot starve it. Exclusive runs of
+one study go one after another, on the same host while that is connected, because they are meant to be compared; one
+that no known host can take waits alone. A host that is absent for a short time still counts for that, or the study
+would be split over two hosts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from operator import attrgetter
+
+from dashboard.fleet.run_on import ANYWHERE, RunOn
 
 Counts = dict[str, int]
 """Number of devices by name of the host that gives them, in rank order."""
@@ -29,6 +32,7 @@ class Wait(Enum):
     WHOLE_HOST = "whole host"  # it is exclusive and something runs there, or something exclusive runs there
     RESERVED = "reserved"  # a run ahead waits for the host
     CHECKPOINT = "checkpoint"  # the host that has the checkpoint it begins from, or its token file, is away or draining
+    CHOICE = "choice"  # no open host has any of the devices that were chosen for it and what it reads
     AWAY = "away"  # one of the hosts that the run measures is away, draining or not for runs over several hosts
     MEMORY = "memory"  # its hosts have the devices, but too few with the memory that it is predicted to need
     UNABLE = "unable"  # its hosts have the devices, but too few of them know its task or its fields
@@ -40,7 +44,7 @@ Found = tuple[Wait | None, Counts]
 """(None, devices by host in rank order) or (why not, devices by host for the hosts to wait for)."""
 TOO_FEW = (Wait.TOO_LARGE, Wait.MEMORY)
 """Reasons to wait of a run that needs more such devices than its hosts have, busy ones included."""
-UNTAKEN = (*TOO_FEW, Wait.CHECKPOINT, Wait.AWAY, Wait.UNABLE, Wait.VERSIONS)
+UNTAKEN = (*TOO_FEW, Wait.CHOICE, Wait.CHECKPOINT, Wait.AWAY, Wait.UNABLE, Wait.VERSIONS)
 """Reasons to wait that no end of another run removes: only another host, or the change of one, does."""
 
 
@@ -59,6 +63,7 @@ class Request:
     - `memory`: bytes that each of its devices must have, that of every rank as much as the fullest one's; 0 = any will
       do.
     - `fields`: fields of its spec that a host has to know (parallel_core.known_fields).
+    - `on`: the devices that were chosen for it.
     """
 
     run: int
@@ -76,6 +81,7 @@ class Request:
     task: str = ""
     memory: int = 0
     fields: tuple[str, ...] = ()
+    on: RunOn = ANYWHERE
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,9 @@ class Host:
     ago. `profiles`: a profile was requested there, for whose end a run sent later waits. `across`: it may have a
     part of a run over several hosts. `tasks`: what it can do instead of training; `fields`: later fields of specs
     that it knows. `memory`: bytes of its devices by kind and index; one that does not report it is taken to have
-    enough. `version`: of the program it runs; `types`: names of its devices by kind. `held`: a run holds devices
-    there, also if it does not list them any more, as they cannot be used."""
+    enough. `version`: of the program it runs; `types`: names of its devices by kind; `type_of`: the
+    type of each by kind and index. `held`: a run holds devices there, also if it does not list them any more, as they
+    cannot be used."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -102,6 +109,7 @@ class Host:
     held: bool = False
     version: str = ""
     types: dict[str, str] = field(default_factory=dict)
+    type_of: dict[str, dict[int, str]] = field(default_factory=dict)
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
@@ -111,14 +119,22 @@ class Host:
 
     def having(self, request: Request) -> tuple[int, ...]:
         """Indices of the devices that the run could have if they were free."""
-        return self._large(self.devices.get(request.kind, ()), request)
+        return self._suitable(self.devices.get(request.kind, ()), request)
 
     def spare(self, request: Request) -> tuple[int, ...]:
         """Indices of the devices that the run could have now."""
-        return self._large(self.free.get(request.kind, ()), request)
+        return self._suitable(self.free.get(request.kind, ()), request)
 
-    def _large(self, indices: tuple[int, ...], request: Request) -> tuple[int, ...]:
+    def chosen(self, request: Request) -> bool:
+        """Whether it has some of the devices that were chosen for the run, and what that reads."""
+        known = request.on.takes(self.name, self.type_of.get(request.kind, {}).values())
+        return known and (not request.needs or self.name in request.needs)
+
+    def _suitable(self, indices: tuple[int, ...], request: Request) -> tuple[int, ...]:
         least = request.memory
+        if request.on.device_type:
+            types = self.type_of.get(request.kind, {})
+            indices = tuple(i for i in indices if types.get(i) == request.on.device_type)
         if not least or not indices or request.kind not in self.memory:
             return indices
         sizes = self.memory[request.kind]
@@ -219,7 +235,7 @@ class _Untaken:
     def why(self, request: Request) -> Found | None:
         """What `_find` says of the open hosts, None if known hosts could take it when they are open and idle."""
         shape = (request.devices, request.kind, request.needs, request.hosts, request.alone, request.over)
-        key = (*shape, request.unit, request.among, request.task, request.memory, request.fields)
+        key = (*shape, request.unit, request.among, request.task, request.memory, request.fields, request.on)
         if key not in self._found:
             taken = _find(request, self._known, set())[0] not in UNTAKEN
             self._found[key] = None if taken else _find(request, self._open, set())
@@ -228,6 +244,11 @@ class _Untaken:
 
 def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> Found:
     usable = [host for host in hosts.values() if host.open]
+    if request.on:
+        chosen = [host for host in hosts.values() if host.chosen(request)]
+        usable = [host for host in chosen if host.open]
+        if not usable:
+            return Wait.CHOICE, {host.name: 1 for host in chosen}
     if not usable:
         return Wait.NO_HOST, {}
     if request.needs:
@@ -256,9 +277,10 @@ def _find_large(request: Request, usable: list[Host], reserved: set[str]) -> Fou
     why, counts = _find_devices(request, usable, reserved)
     if why is not Wait.TOO_LARGE or not request.memory:
         return why, counts
-    if _find_devices(replace(request, memory=0), usable, reserved)[0] is Wait.TOO_LARGE:
+    of_any_size = replace(request, memory=0)
+    if _find_devices(of_any_size, usable, reserved)[0] is Wait.TOO_LARGE:
         return why, counts
-    return Wait.MEMORY, {h.name: 1 for h in usable if len(h.having(request)) < h.count(request.kind)}
+    return Wait.MEMORY, {h.name: 1 for h in usable if len(h.having(request)) < len(h.having(of_any_size))}
 
 
 def _find_devices(request: Request, usable: list[Host], reserved: set[str]) -> Found:
@@ -279,7 +301,8 @@ def _find_alike(request: Request, usable: list[Host], reserved: set[str]) -> Fou
     Of those among hosts with the same devices, as the slowest sets the pace of all ranks; different ones are mixed only
     where no type of them would ever be enough.
     """
-    alike = _best(request, usable, reserved, lambda host: (host.version, host.types.get(request.kind)))
+    chosen = request.on.device_type
+    alike = _best(request, usable, reserved, lambda host: (host.version, chosen or host.types.get(request.kind)))
     best = alike if alike[0] not in TOO_FEW else _best(request, usable, reserved, lambda host: host.version)
     if best[0] in TOO_FEW and _find_several(request, usable, reserved)[0] not in TOO_FEW:
         return Wait.VERSIONS, {host.name: 1 for host in usable if host.having(request)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -14,7 +15,7 @@ from django.utils import timezone
 from dashboard.control.placement import Host, Request
 from dashboard.fleet.listening import listened_until
 from dashboard.fleet.models import Worker
-from dashboard.fleet.words import model_name
+from dashboard.fleet.run_on import ANYWHERE, RunOn, type_of
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Attempt, Run
 from parallel_core.version import version
@@ -109,17 +110,35 @@ def stays(worker: Worker) -> str:
 
 @dataclass(frozen=True)
 class FleetSnapshot:
-    """The fleet at one moment: every worker by name, and those that are not silent."""
+    """The fleet at one moment: every worker by name, and those that are not silent.
+
+    One that is `narrowed` has only the devices that were chosen for a run (`on`), and the workers that have some of
+    them; `whole` is then the fleet that it is a part of.
+    """
 
     every: tuple[Worker, ...]
     reporting: tuple[Worker, ...]
     most_memory: dict[Request, int] = field(default_factory=dict, compare=False, repr=False)
     """The answers of `spreading.most_memory` so far: a study may have thousands of runs that ask alike."""
+    on: RunOn = ANYWHERE
+    _whole: FleetSnapshot | None = field(default=None, repr=False)
 
     @classmethod
     def now(cls) -> FleetSnapshot:
         every, since = tuple(Worker.objects.all()), silent_before()
         return cls(every, tuple(one for one in every if one.heartbeat_at is not None and one.heartbeat_at > since))
+
+    @property
+    def whole(self) -> FleetSnapshot:
+        return self._whole or self
+
+    def narrowed(self, on: RunOn) -> FleetSnapshot:
+        """The devices of the whole fleet that are among those chosen."""
+        if not on:
+            return self.whole
+        every = {one.name: _with_devices(one, on) for one in self.whole.every if on.takes(one.name, types_of(one))}
+        reporting = tuple(every[one.name] for one in self.whole.reporting if one.name in every)
+        return FleetSnapshot(tuple(every.values()), reporting, on=on, _whole=self.whole)
 
     def among(self, names: Collection[str]) -> list[Worker]:
         """The reporting workers; only those with one of `names`, unless that is empty."""
@@ -136,6 +155,18 @@ class FleetSnapshot:
         return [replace(host, open=host.name in reporting and worker.in_service) for worker, host in idle]
 
 
+def types_of(worker: Worker) -> set[str]:
+    """The types of its devices."""
+    return {type_of(device) for device in worker.devices}
+
+
+def _with_devices(worker: Worker, on: RunOn) -> Worker:
+    """A copy of the worker that has only its chosen devices."""
+    made = copy(worker)
+    made.devices = on.of(worker.devices)
+    return made
+
+
 def all_cores(fleet: FleetSnapshot) -> int:
     """Number of cores of all CPU devices that report, if some of them share one; 0 if each has its own."""
     found = [(one.name, device["name"]) for one in fleet.reporting for device in one.devices if device["kind"] == "cpu"]
@@ -144,14 +175,14 @@ def all_cores(fleet: FleetSnapshot) -> int:
 
 def idle_host(worker: Worker) -> Host:
     """The worker for the placement, as if it were open and nothing ran there."""
-    have, memory, names = devices_of(worker), dict[str, dict[int, int]](), dict[str, set[str]]()
+    have, memory, types = devices_of(worker), dict[str, dict[int, int]](), dict[str, dict[int, str]]()
     for device in worker.devices:
-        names.setdefault(device["kind"], set()).add(model_name(device.get("name", "")))
+        types.setdefault(device["kind"], {})[device["index"]] = type_of(device)
         if size := device.get("memory_total"):
             memory.setdefault(device["kind"], {})[device["index"]] = size
     knows: dict[str, Any] = {"tasks": tuple(worker.tasks), "fields": frozenset(worker.fields)}
     knows["version"] = worker.version
-    knows["types"] = {kind: ", ".join(sorted(found)) for kind, found in names.items()}
+    knows |= {"type_of": types, "types": {kind: ", ".join(sorted(set(of.values()))) for kind, of in types.items()}}
     return Host(worker.name, have, have, across=worker.across_hosts, memory=memory, **knows)
 
 

@@ -19,6 +19,7 @@ from dashboard.live.changes import priced
 from dashboard.runs import link_views
 from dashboard.runs.models import Run
 from dashboard.runs.queue import PLANNED, Waiting, everyone_waiting, queue_order, queued_runs
+from dashboard.runs.queueing import may_put_first
 
 QUEUE_SHOWN = 20
 """The most lines of the queue that are shown; the heading says how many runs they stand for."""
@@ -85,9 +86,12 @@ def _queue_lines(runs: list[Run]) -> list[list[Run]]:
     return list(lines.values())
 
 
-def _queue_line(group: list[Run], waits: dict[int, Waiting]) -> dict[str, Any]:
-    """A line of the queue: the group's first run, what it waits for, and how many of its study follow."""
-    return {"run": group[0], "more": len(group) - 1, "waits": waits.get(group[0].pk, Waiting()).sentence}
+def _queue_line(group: list[Run], waits: dict[int, Waiting], user: Any) -> dict[str, Any]:
+    """A line of the queue: the group's first run, what it waits for, how many of its study follow, and whether the user
+    may put it first."""
+    run = group[0]
+    said = {"more": len(group) - 1, "waits": waits.get(run.pk, Waiting()).sentence}
+    return {"run": run, "first": may_put_first(user, run), **said}
 
 
 def _context(request: HttpRequest) -> dict[str, Any]:
@@ -103,9 +107,10 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         "workers": workers,
         "devices": sum(not worker.silent or device.run is not None for worker in workers for device in worker.every),
         "busy": sum(device.run is not None for worker in workers for device in worker.every),
-        "queue": [_queue_line(group, waits) for group in groups[:QUEUE_SHOWN]],
+        "queue": [_queue_line(group, waits, request.user) for group in groups[:QUEUE_SHOWN]],
         "queue_shown": sum(map(len, groups[:QUEUE_SHOWN])),
         "queued": len(order),
+        "several_levels": len({group[0].priority for group in groups}) > 1,
         "taking_turns": len({group[0].owner_id for group in groups}) > 1,
         "timeline": timeline(workers, hours),
         "hours": hours,

@@ -13,9 +13,11 @@ from django.urls import reverse
 from django.utils.html import format_html
 
 from dashboard.fields import Choice, Form, WholeNumber
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
 from dashboard.runs import corpora, resuming, spec_fields
 from dashboard.runs.form_words import in_form_words
+from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
 from dashboard.runs.spreading import MOST_HOSTS
 from dashboard.runs.submission import Assessment, Submission, assess
@@ -105,6 +107,8 @@ class RunForm(Form):
         initial=0,
         help_text=f"when a worker is lost, 0 to {MAX_RETRIES}",
     )
+    run_on = run_on_field()
+    priority = PriorityField()
     hosts = Choice(
         required=False,
         label="Hosts",
@@ -130,6 +134,7 @@ class RunForm(Form):
         self.fields["upload"].help_text = format_html(
             'UTF-8, at most {} MiB; <a href="{}">uploaded texts</a>', corpora.MAX_MIB, reverse("runs:texts")
         )
+        offer(self, FleetSnapshot.now())
         self.fields["hosts"].choices = _host_choices(number(self["hosts"].value()))  # type: ignore[attr-defined]
         for entry in spec_fields.ENTRIES.values():
             self.fields[entry.name] = spec_fields.form_field(entry)
@@ -153,7 +158,10 @@ class RunForm(Form):
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
         self.assessment = assess(
-            spec_fields.to_spec(cleaned), cleaned.get("resume_from"), int(cleaned.get("hosts") or 0)
+            spec_fields.to_spec(cleaned),
+            cleaned.get("resume_from"),
+            int(cleaned.get("hosts") or 0),
+            cleaned.get("run_on") or "",
         )
         self.show(self.assessment.errors)
         tags = split_tags(cleaned.get("tags", ""))
@@ -207,6 +215,8 @@ class RunForm(Form):
             "anyway": clean["anyway"],
             "resume_from": clean["resume_from"],
             "host_count": int(clean["hosts"] or 0),
+            "run_on": clean["run_on"],
+            "priority": clean["priority"],
         }
 
     def sections(self) -> Iterator[Section]:
@@ -216,5 +226,9 @@ class RunForm(Form):
     max_upload = limits.MAX_CORPUS_BYTES
 
     def words(self) -> list[forms.BoundField]:
-        """The fields that are not part of the spec."""
+        """The fields that are not part of the spec, but for those `in_queue`."""
         return [self[name] for name in ("name", "tags", "hosts", "retries", "resume_from")]
+
+    def in_queue(self) -> list[forms.BoundField]:
+        """The fields of its place in the queue, which a run of a study has from that."""
+        return [self[name] for name in ("run_on", "priority")]

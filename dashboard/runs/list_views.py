@@ -28,6 +28,7 @@ from dashboard.numbers import numbers
 from dashboard.runs import field_terms
 from dashboard.runs.listing import Listing, options
 from dashboard.runs.models import ENDED, Run, State
+from dashboard.runs.priority import Priority
 from dashboard.runs.selectors import list_runs
 from dashboard.streaming import Echo, streamed
 
@@ -60,6 +61,8 @@ FIELDS = (
     "final_loss",
     "held_out",
     "notes",
+    "run_on",
+    "priority",
 )
 """Names of a run's record. A new one comes last: some read the file by the position of a column. Behind them come the
 leaves of the spec, in an order that changes with the spec."""
@@ -180,6 +183,7 @@ def as_row(run: Run) -> dict[str, Any]:
         ),
         *(run.created_at, run.started_at, run.ended_at, run.steps_done),
         *(finite(run.loss) if run.state in ENDED else None, finite(run.held_out), run.notes),
+        *(run.run_on, Priority(run.priority).word),
     )
     return dict(zip(FIELDS, values, strict=True))
 

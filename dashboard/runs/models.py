@@ -12,6 +12,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
+from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
 from dashboard.runs.measured import (
     Cursor,
     DeadLetter,
@@ -23,6 +24,7 @@ from dashboard.runs.measured import (
     SeriesChunk,
     SpanChunk,
 )
+from dashboard.runs.priority import Priority
 from dashboard.uids import new_uid
 from parallel_core.observe.trace_request import HOWS
 
@@ -96,6 +98,10 @@ class Run(models.Model):
     """One sentence on how it ended, or why it was queued again."""
     host_count = models.PositiveSmallIntegerField(default=0)
     """The number of hosts over which its ranks are spread evenly; 0 = as few as it takes."""
+    run_on = models.CharField(max_length=MAX_RUN_ON, blank=True, default="")
+    """The devices that were chosen for it, as `RunOn` writes them; '' for any. Of a run of a study, the study's."""
+    priority = models.SmallIntegerField(choices=Priority.choices, default=Priority.NORMAL)
+    """How soon it is served while it is queued. Of a run of a study, the study's."""
     retries_left = models.IntegerField(default=0)
     resume_run = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="resumed_as")
     resume_step = models.IntegerField(null=True, blank=True)
@@ -145,6 +151,16 @@ class Run(models.Model):
     def between(self) -> list[str]:
         """The two workers between which it times messages; [] for any other run."""
         return list(self.task.get("links", ()))
+
+    @property
+    def chosen_devices(self) -> RunOn:
+        """The devices that were chosen for it."""
+        return RunOn.stored(self.run_on)
+
+    @property
+    def priority_word(self) -> str:
+        """Its priority in words; '' for a normal one."""
+        return "" if self.priority == Priority.NORMAL else f"{Priority(self.priority).word} priority"
 
     @property
     def answered(self) -> bool:

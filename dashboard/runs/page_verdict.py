@@ -319,7 +319,7 @@ def _again(run: Run) -> str:
 def _less_memory(run: Run) -> str:
     """The cheapest change by which it is predicted to fit. Without a cap the limit is not known here, so 10 % less than
     predicted is aimed at; nothing is named where that takes too long to count."""
-    spec, fleet = RunSpec.stored(run.spec), FleetSnapshot.now()
+    spec, fleet = RunSpec.stored(run.spec), FleetSnapshot.now().narrowed(run.chosen_devices)
     if not spec.trace.memory_cap and not counted(spec):
         return f"Clone it with a smaller model or batch. {NOT_COUNTED}"
     limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)

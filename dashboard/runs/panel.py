@@ -120,7 +120,7 @@ def _devices(found: Assessment) -> str:
     spread = f"; its ranks would be on {listed_text(list(dict.fromkeys(found.hosts)))}" if found.hosts else ""
     total = f"{found.capacity.total} for one run" if apart else str(found.capacity.total)
     readers = found.capacity.readers
-    have = f"those that have its files ({listed_text(readers)}) have" if readers else "the fleet has"
+    have = f"those that have its files ({listed_text(readers)}) have" if readers else found.capacity.on.have
     return f"{asked}; {have} {total}, at most {largest} on one host{spread}.{apart_text(apart)}"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import zip_longest
 
@@ -13,8 +13,9 @@ from dashboard.ages import span
 from dashboard.control.placement import Host, Request, Wait, plan
 from dashboard.fleet.listening import away_for
 from dashboard.fleet.selectors import FleetSnapshot, hosts, kind_of
-from dashboard.fleet.words import WORDS, apart_text
+from dashboard.fleet.words import apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
+from dashboard.runs.run_on import too_few_text, waits_for_choice
 from dashboard.runs.spreading import (
     FITS_NOWHERE,
     Files,
@@ -23,8 +24,9 @@ from dashboard.runs.spreading import (
     unable_sentence,
     versions_sentence,
     why_alone,
+    word_of,
 )
-from parallel_core.analysis.quantities import listed_text
+from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.known_fields import needs_later
 from workers.contract import task_of
 
@@ -47,36 +49,44 @@ class Waiting:
 
 
 def queue_order() -> list[int]:
-    """Ids of the queued runs. People take turns, so that one's hundred runs do not keep another's single one waiting:
-    first comes whose last start is longest ago, of several the one whose run is the oldest.
+    """Ids of the queued runs, those of a higher priority before all others. Of one priority people take turns, so that
+    one's hundred runs do not keep another's single one waiting: first comes whose last start is longest ago, of several
+    the one whose run is the oldest.
 
     Of one's own runs the oldest comes first. Those of a study come together, by position, at the place of the oldest.
-    Before all, the oldest first, come those that were interrupted: their turn was when they were started.
+    Before the others of their priority, the oldest first, come those that were interrupted: their turn was when they
+    were started.
     """
     queued = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
     begun = Exists(Attempt.objects.filter(run=OuterRef("pk")))
-    rows = list(queued.annotate(begun=begun).values_list("pk", "study", "queued_at", "position", "owner", "begun"))
+    read = ("pk", "study", "queued_at", "position", "owner", "begun", "priority")
+    rows = list(queued.annotate(begun=begun).values_list(*read))
     since: dict[int, datetime] = {}
     for pk, study, queued_at, *_ in rows:
         since[study or -pk] = min(queued_at, since.get(study or -pk, queued_at))
     rows.sort(key=lambda row: (since[row[1] or -row[0]], row[1] or 0, row[3], row[0]))
+    last = _last_starts() if len({owner for *_, owner, _, _ in rows}) > 1 else {}
+    levels = sorted({level for *_, level in rows}, reverse=True)
+    each = ([(pk, owner, before) for pk, *_, owner, before, own in rows if own == level] for level in levels)
+    return [pk for of_level in each for pk in _in_turns(of_level, last)]
+
+
+def _in_turns(rows: Sequence[tuple[int, int, bool]], last: Mapping[int, int]) -> list[int]:
+    """Ids of runs (id, owner, whether it was interrupted) of one priority in the order of `queue_order`; of several
+    people whose last start is equally long ago, first comes whose run is first of `rows`."""
     of_owner: dict[int, list[int]] = {}
-    for pk, *_, owner, before in rows:
+    for pk, owner, before in rows:
         if not before:
             of_owner.setdefault(owner, []).append(pk)
-    lines = [of_owner[owner] for owner in _turns(list(of_owner))]
-    turns = [pk for turn in zip_longest(*lines) for pk in turn if pk is not None]
-    return [pk for pk, *_, before in rows if before] + turns
+    owners = sorted(of_owner, key=lambda owner: last.get(owner, -RECENT))
+    turns = [pk for turn in zip_longest(*(of_owner[owner] for owner in owners)) for pk in turn if pk is not None]
+    return [pk for pk, _, before in rows if before] + turns
 
 
-def _turns(owners: list[int]) -> list[int]:
-    """The owners by when a run of theirs was last started, longest ago first; those before all RECENT ones in the order
-    given."""
-    if len(owners) < 2:
-        return owners
+def _last_starts() -> dict[int, int]:
+    """Owner -> the larger, the later a run of theirs was last started; without those before all RECENT ones."""
     newest = Attempt.every.order_by("-pk").values_list("run__owner", flat=True)[:RECENT]
-    last = {owner: -place for place, owner in reversed(list(enumerate(newest)))}
-    return sorted(owners, key=lambda owner: last.get(owner, -RECENT))
+    return {owner: -place for place, owner in reversed(list(enumerate(newest)))}
 
 
 def queued_runs(ids: Sequence[int] | None = None) -> list[Run]:
@@ -109,6 +119,7 @@ def requests(runs: list[Run]) -> list[Request]:
             task=task_of(run.task),
             memory=run.needs_memory or 0,
             fields=needs_later(run.spec),
+            on=run.chosen_devices,
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
     ]
@@ -183,7 +194,11 @@ def _planned(runs: list[Run]) -> dict[int, Waiting]:
         full = tuple(host.name for host in awaited) if why in FULL else ()
         if why is Wait.SIBLING:
             full = active.get(run.study_id or 0, ())
-        if why in (Wait.CHECKPOINT, Wait.AWAY):
+        if why is Wait.CHOICE:
+            sentence = waits_for_choice(request, snapshot)
+        elif why is Wait.TOO_LARGE and request.on:
+            sentence = too_few_text(request, snapshot)
+        elif why in (Wait.CHECKPOINT, Wait.AWAY):
             sentence = _for_absent(run, why, names, awaited)
         elif why is Wait.UNABLE:
             sentence = unable_sentence(names, request, snapshot)
@@ -192,7 +207,7 @@ def _planned(runs: list[Run]) -> dict[int, Waiting]:
         elif why is Wait.MEMORY:
             sentence = _too_small(request, awaited, fleet)
         else:
-            sentence = _sentence(run, why, awaited, fleet)
+            sentence = _sentence(run, why, awaited, fleet, replace(request, memory=0))
         out[run.pk] = Waiting(sentence + more, ahead, full)
     return out
 
@@ -211,9 +226,10 @@ def _for_absent(run: Run, why: Wait, names: Sequence[str], awaited: Sequence[Hos
     return f"Waits for worker {listed}, which has {what}; it {'was removed' if removed else 'is away or draining'}."
 
 
-def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]) -> str:
+def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host], asks: Request) -> str:
+    """`asks`: its request for devices of any size."""
     kind = kind_of(run)
-    word = WORDS.get(kind, kind) + ("" if run.devices == 1 else "s")
+    word = run.chosen_devices.device_type or word_of(asks)
     if why is Wait.NO_HOST:
         held = "every worker is draining, leaving or silent" if fleet else "none is connected"
         return f"Waits for a worker: {held}."
@@ -229,7 +245,10 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
         return f"Waits for {run.devices} {word}: {names} must be idle, as timed runs share a host with nothing."
     if why is Wait.RESERVED:
         return f"Waits for {run.devices} {word} on {names}, which a run ahead is waiting for."
-    free = sum(host.left(kind) for host in awaited)
+    free = sum(len(host.spare(asks)) for host in awaited)
+    if asks.on.worker:
+        total = plural_text(len(awaited[0].having(asks)), "device")
+        return f"Waits for {run.devices} {word} of {asks.on.text}, chosen for it, which has {free} of {total} free."
     if len(awaited) == 1:
         return f"Waits for {run.devices} {word} on one host: {names} has {free} free."
     return f"Waits for {run.devices} {word} on {len(awaited)} hosts: {names} have {free} free."

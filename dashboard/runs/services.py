@@ -15,6 +15,7 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Prediction
 from dashboard.live.announce import announce
+from dashboard.runs import priority as levels
 from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
 from parallel_core import limits
@@ -50,7 +51,8 @@ class RunRequest(TypedDict, total=False):
 
     It may be spread over `host_count` hosts (0: over as few as it takes). With a `task` it generates text from the
     checkpoint (see `generating.submit`), or times messages (see `linking.submit`). `anyway`: it is placed on devices of
-    any size, whatever memory it is predicted to need.
+    any size, whatever memory it is predicted to need. `run_on`: the devices chosen for it, as `RunOn` writes them; the
+    caller checks them. A run of a study takes this and `priority` from its study.
     """
 
     spec: Required[dict[str, Any]]
@@ -65,6 +67,8 @@ class RunRequest(TypedDict, total=False):
     host_count: int
     repeats: int | None
     anyway: bool
+    run_on: str
+    priority: int
 
 
 Also = Callable[[Any], object]
@@ -145,6 +149,9 @@ def _checked(owner: Any, request: RunRequest) -> Run:
     clean_name, clean_tags = request.get("name", "").strip(), _clean_tags(request.get("tags", ()))
     parsed, errors = _parse(request["spec"])
     errors |= _check_retries(retries) | _check_words(clean_name, clean_tags)
+    study = request.get("study")
+    if study is None and (refused := levels.refusal(owner, request.get("priority", 0))):
+        errors[levels.FIELD] = refused
     if parsed is not None and resume_from is not None:
         errors |= resuming.missing(resume_from) if task else resuming.check(parsed, resume_from)
     if errors or parsed is None:
@@ -154,11 +161,13 @@ def _checked(owner: Any, request: RunRequest) -> Run:
         **_of_spec(parsed, task),
         **origin,
         owner=owner,
-        study=request.get("study"),
+        study=study,
         position=request.get("position", 0),
         exclusive=request.get("exclusive", False),
         retries_left=retries,
         host_count=request.get("host_count", 0),
+        run_on=request.get("run_on", "") if study is None else study.run_on,
+        priority=request.get("priority", 0) if study is None else study.priority,
         repeats_id=request.get("repeats"),
         needs_memory=None if task or request.get("anyway") else predicted_need(parsed),
         name=clean_name or label(parsed)[: limits.MAX_NAME],

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dashboard.control.placement import Host, Request, Share, Wait, plan
 from dashboard.fleet.models import Worker
+from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, idle_host
 from dashboard.fleet.words import WORDS, apart_text, unable_text
 from dashboard.runs.models import Attempt, Checkpoint, Run
@@ -54,7 +55,9 @@ class Files:
 
     @classmethod
     def of(cls, fleet: FleetSnapshot) -> Files:
-        """Of token files with the same name but different sizes, counts the one that most reporting workers have."""
+        """Of the whole fleet. Of token files with the same name but different sizes, counts the one that most reporting
+        workers have."""
+        fleet = fleet.whole
         fresh, workers = {worker.name for worker in fleet.reporting}, fleet.every
         have: dict[str, list[tuple[Any, str]]] = {}
         for worker in workers:
@@ -105,11 +108,19 @@ class Files:
 
 
 def alone_because(
-    spec: Mapping[str, Any], files: Files, *, resumes: bool = False, host_count: int = 0, holder: Holder | None = None
+    spec: Mapping[str, Any],
+    files: Files,
+    *,
+    resumes: bool = False,
+    host_count: int = 0,
+    holder: Holder | None = None,
+    on: RunOn = ANYWHERE,
 ) -> str:
     """Why all ranks of a run must be on one host, as a clause; '' if they need not be. `holder`: who wrote the
-    checkpoint it begins from, if that is known."""
+    checkpoint it begins from, if that is known; `on`: the devices chosen for it."""
     train = spec.get("train", {})
+    if on.worker:
+        return f"{on.text} was chosen for it"
     if host_count == 1:
         return "one was asked for"
     if str(train.get("corpus", "")).startswith("tokens:") and len(files.readers(spec)) < 2:
@@ -124,11 +135,15 @@ def alone_because(
 def why_alone(run: Run, files: Files, holder: Holder | None = None) -> str:
     """`alone_because` for a run."""
     resumes = run.resume_run_id is not None
-    return alone_because(run.spec, files, resumes=resumes, host_count=run.host_count, holder=holder)
+    on = RunOn.stored(run.run_on)
+    return alone_because(run.spec, files, resumes=resumes, host_count=run.host_count, holder=holder, on=on)
 
 
-def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among: tuple[str, ...] = ()) -> str:
-    """Why `devices` ranks cannot be spread evenly over `over` hosts, of `among` (see `Files.reach`); '' if they can."""
+def hosts_error(asks: Request, fleet: FleetSnapshot, alone: str) -> str:
+    """Why the ranks of a run cannot be spread evenly over the hosts that it asks for; '' if they can. `alone`: why they
+    must be on one."""
+    over, devices, kind, among = asks.hosts, asks.devices, asks.kind, asks.over
+    word = WORDS[kind]
     if over < 2:
         return ""
     if alone:
@@ -137,27 +152,29 @@ def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among
         fitting = [str(n) for n in range(2, min(devices, MOST_HOSTS) + 1) if devices % n == 0]
         choose = f"choose {' or '.join(fitting)}, or as few as it takes" if fitting else "choose as few as it takes"
         return f"{devices} {word}s cannot be spread evenly over {over} hosts; {choose}."
-    reporting = FleetSnapshot.now().among(among)
+    reporting = fleet.among(among)
     have = [worker for worker in reporting if _count(worker.devices, kind) >= devices // over]
     apart = [worker.name for worker in have if not worker.across_hosts]
     enough = len(have) - len(apart)
     if reporting and enough < over:
         each = plural_text(devices // over, word)
-        those = f"those that share its files ({listed_text(among)}) have" if among else "the fleet has"
+        those = f"those that share its files ({listed_text(among)}) have" if among else fleet.on.have
         return f"{over} hosts with {each} each are needed; {those} {enough}.{apart_text(apart)}"
     return ""
 
 
-def asked(spec: RunSpec, files: Files, *, begins: ResumeFrom | None = None, host_count: int = 0) -> tuple[str, Request]:
+def asked(
+    spec: RunSpec, files: Files, *, begins: ResumeFrom | None = None, host_count: int = 0, on: RunOn = ANYWHERE
+) -> tuple[str, Request]:
     """Returns (why all ranks must be on one host, '' if they need not be; the request for the placement).
 
-    `begins`: the checkpoint from which the run begins.
+    `begins`: the checkpoint from which the run begins; `on`: the devices chosen for it.
     """
     plain, resumes = spec.model_dump(mode="json"), begins is not None
     holder = files.holder(begins) if begins is not None else None
-    alone = alone_because(plain, files, resumes=resumes, host_count=host_count, holder=holder)
+    alone = alone_because(plain, files, resumes=resumes, host_count=host_count, holder=holder, on=on)
     needs, over = files.needed(plain, holder), files.reach(plain, resumes=resumes)
-    where = Request(0, spec.parallel.world, spec.train.device, needs=needs, hosts=host_count, over=over)
+    where = Request(0, spec.parallel.world, spec.train.device, needs=needs, hosts=host_count, over=over, on=on)
     return alone, replace(where, alone=bool(alone), unit=spec.parallel.tp, fields=needs_later(plain))
 
 
@@ -269,15 +286,19 @@ def _takes_once_open(request: Request, fleet: FleetSnapshot) -> bool:
 def too_small_text(hosts: Iterable[Host], request: Request) -> str:
     """That the run needs more memory than the devices of these hosts have: `Needs 1 GPU of 40 GiB, …`, without a full
     stop."""
-    word = WORDS.get(request.kind, request.kind) + ("" if request.devices == 1 else "s")
     each = "" if request.devices == 1 else " each"
-    needs = f"Needs {request.devices} {word} of {bytes_text(request.memory)}{each}, by its predicted memory"
+    needs = f"Needs {request.devices} {word_of(request)} of {bytes_text(request.memory)}{each}, by its predicted memory"
     return f"{needs}; too small: {sizes_text(hosts, request.kind)}"
+
+
+def word_of(request: Request) -> str:
+    """What the devices of the run are called: `GPU` of one, `GPUs` of several."""
+    return WORDS.get(request.kind, request.kind) + ("" if request.devices == 1 else "s")
 
 
 def _closed(workers: Iterable[Worker], fleet: FleetSnapshot) -> str:
     """A sentence that those of the workers that take no runs now are missing; '' if all take them."""
-    said = listed_text([f"{worker.name} is {state}" for worker in workers if (state := _state(worker, fleet))])
+    said = listed_text([f"{worker.name} is {state}" for worker in workers if (state := state_of(worker, fleet))])
     return f"Too few such devices take runs now: {said}." if said else ""
 
 
@@ -289,7 +310,7 @@ def _could(host: Host, request: Request) -> bool:
     return (whole or some) and (not request.needs or host.name in request.needs)
 
 
-def _state(worker: Worker, fleet: FleetSnapshot) -> str:
+def state_of(worker: Worker, fleet: FleetSnapshot) -> str:
     """Why the worker takes no runs; '' if it does."""
     if worker not in fleet.reporting:
         return "silent"

@@ -14,11 +14,12 @@ from pydantic import ValidationError
 
 from dashboard.control.placement import Request
 from dashboard.fleet.listening import away_sentence
+from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, devices_of
 from dashboard.fleet.words import WORDS, apart_text
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
-from dashboard.runs import resuming, services
+from dashboard.runs import resuming, run_on, services
 from dashboard.runs.corpus_checks import corpus_errors
 from dashboard.runs.disk import short_of
 from dashboard.runs.models import Run
@@ -62,6 +63,8 @@ class Capacity:
     """Of several workers with such devices, those that take no part in runs over several hosts."""
     readers: tuple[str, ...] = ()
     """The only workers that will do, because they have what the run reads; () = all."""
+    on: RunOn = ANYWHERE
+    """The chosen devices, of which alone this tells."""
 
     @property
     def text(self) -> str:
@@ -114,9 +117,10 @@ def capacity(
     """What reporting workers offer, including draining ones. Silent workers do not count, as they may never come back.
 
     `readers`: the only workers that will do; `reach`: those over which the run may be spread (both () = all). `fleet`:
-    a snapshot to use instead of a new one.
+    a snapshot to use instead of a new one; of one that is narrowed, only the chosen devices count.
     """
-    workers = (fleet or FleetSnapshot.now()).among(readers)
+    fleet = fleet or FleetSnapshot.now()
+    workers = fleet.among(readers)
     devices = [device for worker in workers for device in worker.devices]
     mine = [device for device in devices if device["kind"] == kind]
     counts = {worker: len(devices_of(worker).get(kind, ())) for worker in workers}
@@ -124,7 +128,8 @@ def capacity(
     across = sum(count for worker, count in within.items() if worker.across_hosts)
     apart = tuple(worker.name for worker in within if not worker.across_hosts and len(within) > 1)
     memory, largest = max((one.get("memory_total", 0) for one in mine), default=0), max(counts.values(), default=0)
-    return Capacity(kind, largest, max(largest, across), memory, len(devices) - len(mine), across, apart, readers)
+    others = len(devices) - len(mine)
+    return Capacity(kind, largest, max(largest, across), memory, others, across, apart, readers, fleet.on)
 
 
 @dataclass(frozen=True)
@@ -162,12 +167,15 @@ def fleet_check(
     memory: int = 0,
 ) -> FleetCheck:
     """`begins`: the checkpoint it begins from; `host_count`: as in `assess`; `task`: what it does instead of training;
-    `files`: those of the fleet, if they are known; `memory`: bytes that each of its devices must have."""
+    `files`: those of the fleet, if they are known; `memory`: bytes that each of its devices must have. A `fleet` that
+    is narrowed has the devices chosen for it."""
     files = files or Files.of(fleet)
     alone, asks, offered = offered_to(spec, fleet, files, begins=begins, host_count=host_count)
     offered = replace(offered, memory=most_memory(asks, fleet))
     asks = replace(asks, task=task, memory=memory)
-    spread = hosts_error(host_count, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
+    if refused := run_on.refusal(asks, fleet):
+        return FleetCheck(alone, asks, offered, {run_on.FIELD: refused}, fleet)
+    spread = hosts_error(asks, fleet, alone)
     errors = {"hosts": spread} if spread else fleet_errors(spec, offered, alone)  # the second would repeat the first
     return FleetCheck(alone, asks, offered, errors, fleet)
 
@@ -177,7 +185,7 @@ def offered_to(
 ) -> tuple[str, Request, Capacity]:
     """Returns (why all ranks must be on one host, '' if they need not be; the request for the placement; what the
     workers that will do for the run offer it). `files`: those of the fleet; `begins`: the checkpoint it begins from."""
-    alone, asks = asked(spec, files, begins=begins, host_count=host_count)
+    alone, asks = asked(spec, files, begins=begins, host_count=host_count, on=fleet.on)
     return alone, asks, capacity(asks.kind, asks.needs, asks.over, fleet)
 
 
@@ -196,16 +204,22 @@ def _device(check: FleetCheck) -> Room | None:
     return Room.on(least, check.asks.kind) or check.offered.room
 
 
-def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_count: int = 0) -> Assessment:
+def assess(
+    spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_count: int = 0, where: str = ""
+) -> Assessment:
     """Checks a nested spec: RunSpec's rules first, then checkpoint, fleet, corpus and memory.
 
-    `host_count` = number of hosts to spread it over; 0 = as few as it takes.
+    `host_count` = number of hosts to spread it over; 0 = as few as it takes. `where`: the devices chosen for it, as
+    `RunOn` writes them.
     """
+    on, unread = run_on.read(where)
+    if unread:
+        return Assessment(errors={run_on.FIELD: unread})
     try:
         parsed = RunSpec.model_validate(spec)
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
-    fleet = FleetSnapshot.now()
+    fleet = FleetSnapshot.now().narrowed(on)
     check = fleet_check(parsed, fleet, begins=resume_from, host_count=host_count)
     errors, offered = check.errors | corpus_errors(parsed), check.offered
     if resume_from is not None:
@@ -243,6 +257,8 @@ class Submission(TypedDict, total=False):
     anyway: bool
     resume_from: ResumeFrom | None
     host_count: int
+    run_on: str
+    priority: int
 
 
 def submit(*, owner: Any, also: services.Also = services.nothing_else, **request: Unpack[Submission]) -> Run:
@@ -255,8 +271,9 @@ def submit(*, owner: Any, also: services.Also = services.nothing_else, **request
 
 def prepare(owner: Any, request: Submission, study: Any = None) -> services.Prepared:
     """The part of `submit` that reads, checks and simulates. `study`: the one that the run joins, at position 0, to be
-    run with nothing beside it."""
-    found = assess(request["spec"], request.get("resume_from"), request.get("host_count", 0))
+    run with nothing beside it where the study's runs do."""
+    where = study.run_on if study else request.get("run_on", "")
+    found = assess(request["spec"], request.get("resume_from"), request.get("host_count", 0), where)
     if errors := _against(found, request.get("anyway", False)):
         raise services.Invalid(errors)
     asked = {**request, "anyway": bool(found.memory_error) and not _cap_binds(found)}
@@ -299,7 +316,7 @@ def fleet_errors(spec: RunSpec, offered: Capacity, alone: str = "") -> dict[str,
     if not alone:
         share = f" A worker started with TRAINYARD_CPU_DEVICES={world} lets ranks share its cores."
         hint = share if offered.kind == "cpu" and world <= MOST_SHARING else ""
-        those = f"those that have{files} have" if files else "the fleet has"
+        those = f"those that have{files} have" if files else offered.on.have
         if offered.apart:
             apart = f"a run over several hosts can have {offered.across}.{apart_text(offered.apart)}"
             return {f"parallel.{axis}": f"{needs}; {apart}{hint}"}

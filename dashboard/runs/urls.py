@@ -10,6 +10,7 @@ from dashboard.runs import (
     log_views,
     page_views,
     profile_views,
+    queue_views,
     removal_views,
     report_views,
     text_views,
@@ -46,5 +47,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("<int:pk>/generate/check", generate_views.check, name="generate-check"),
     path("<int:pk>/trace-next", views.trace_next, name="trace-next"),
     path("<int:pk>/cancel", views.cancel, name="cancel"),
+    path("<int:pk>/queue", queue_views.change, name="queue"),
+    path("<int:pk>/first", queue_views.first, name="first"),
     path("<int:pk>/edit", views.edit, name="edit"),
 ]

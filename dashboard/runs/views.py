@@ -37,10 +37,15 @@ def _form_page(request: HttpRequest, form: RunForm, status: int = 200, **more: A
     return render(request, "runs/form.html", context, status=status)
 
 
-def _initial(spec: dict[str, Any], resume_from: ResumeFrom | None = None, hosts: int = 0, **words: Any) -> RunForm:
+def _initial(
+    spec: dict[str, Any], resume_from: ResumeFrom | None = None, like: Run | None = None, **words: Any
+) -> RunForm:
+    """The form filled with a spec; `like`: a run, for over how many hosts and on which devices."""
+    hosts, run_on = (like.host_count, like.run_on) if like else (0, "")
     spelt = f"{resume_from['run']}:{resume_from['step']}" if resume_from else ""
-    form = RunForm(initial={**spec_loading.form_values(spec), "resume_from": spelt, "hosts": str(hosts), **words})
-    form.assessment = submission.assess(spec, resume_from, hosts)
+    words |= {"resume_from": spelt, "hosts": str(hosts), "run_on": run_on}
+    form = RunForm(initial={**spec_loading.form_values(spec), **words})
+    form.assessment = submission.assess(spec, resume_from, hosts, run_on)
     form.show(form.assessment.errors)
     return form
 
@@ -119,7 +124,7 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
         return redirect(f"{reverse('fleet:list')}#links")
     name, lost = _name_of_next(run, "copy"), resuming.lost_beginning(run)
     begins, retries = None if lost else resume_from(run), retries_at_first(run)
-    form = _initial(run.spec, begins, run.host_count, name=name, tags=", ".join(run.tags), retries=retries)
+    form = _initial(run.spec, begins, run, name=name, tags=", ".join(run.tags), retries=retries)
     return _form_page(request, form, source=run, begins=begins, lost=lost)
 
 
@@ -135,7 +140,7 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
     step = asked if asked is not None and asked in steps else first
     name = _name_of_next(run, f"from step {step}")
     spec = resuming.with_steps_left(run.spec, step)
-    form = _initial(spec, {"run": pk, "step": step}, run.host_count, name=name, tags=", ".join(run.tags))
+    form = _initial(spec, {"run": pk, "step": step}, run, name=name, tags=", ".join(run.tags))
     return _form_page(request, form, **_resumed({"run": pk, "step": step}), longer=spec != run.spec)
 
 

@@ -11,6 +11,7 @@ from dashboard.accounts.guards import member_required
 from dashboard.runs import services, spec_fields, submission
 from dashboard.runs.forms import RunForm
 from dashboard.runs.panel import Panel
+from dashboard.runs.priority import Priority
 from dashboard.studies import joining
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
@@ -27,8 +28,9 @@ def add_run(request: HttpRequest, pk: int) -> HttpResponse:
     joining.check(study, request.user)
     if request.method != "POST":
         spec = study.baseline.spec if study.baseline else study.base
-        form = RunForm(initial=spec_fields.from_spec(spec))
-        form.assessment = submission.assess(spec)
+        queued = {"run_on": study.run_on, "priority": Priority(study.priority).word}
+        form = RunForm(initial={**spec_fields.from_spec(spec), **queued})
+        form.assessment = submission.assess(spec, where=study.run_on)
         return _page(request, study, form)
     form = RunForm.sent(request)
     if form.is_valid():

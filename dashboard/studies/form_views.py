@@ -92,7 +92,7 @@ def _asked_for(request: HttpRequest, name: str, model: type[Source]) -> Source |
 def _initial(kind: StudyKind, source: Study | None, run: Run | None, fleet: FleetSnapshot) -> dict[str, Any]:
     if source:
         return initial_of(source)
-    return kind.form.initial_of_run(run) if run else kind.form.initial_of_fleet(fleet)
+    return {**kind.form.initial_of_run(run), "run_on": run.run_on} if run else kind.form.initial_of_fleet(fleet)
 
 
 def _bound(form: StudyForm) -> StudyForm:

@@ -133,7 +133,8 @@ class TrainingForm(StudyForm):
     def common(self, owner: Any) -> dict[str, Any]:
         """The arguments with which every kind of study is created. Needs a valid form."""
         assert self.spec is not None
-        given = {"repeats": self.cleaned_data["repeats"]} if "repeats" in self.cleaned_data else {}
+        given: dict[str, Any] = {name: self.cleaned_data[name] for name in ("repeats",) if name in self.cleaned_data}
+        given["queue"] = self.in_queue()
         return {"owner": owner, "base": self.base(), "name": self.named(outline_of(self.spec.model).title), **given}
 
     def estimate(self) -> Estimate:
@@ -163,7 +164,8 @@ class TrainingForm(StudyForm):
         offered = capacity(cleaned.get("train__device", "cpu"), fleet=self.fleet)
         wanted = cleaned.get("devices")
         if wanted and 0 < offered.total < wanted:
-            self.add_error("devices", f"The fleet has {offered.text}; choose at most that many.")
+            have = self.fleet.on.have
+            self.add_error("devices", f"{have[0].upper()}{have[1:]} {offered.text}; choose at most that many.")
         return cleaned
 
 
@@ -174,7 +176,7 @@ def initial_of(study: Study) -> dict[str, Any]:
         if isinstance(asked.get(values), list):
             asked[values] = sweepable.joined(asked[field], asked[values])
     name = f"{study.name} (again)"[: limits.MAX_NAME]
-    return {**spec_fields.from_spec(study.base), **asked, "name": name}
+    return {**spec_fields.from_spec(study.base), **asked, "name": name, "run_on": study.run_on}
 
 
 def fleet_sentence(fleet: FleetSnapshot) -> str:

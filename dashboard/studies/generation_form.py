@@ -216,6 +216,7 @@ class GenerationForm(TextFields, StudyForm):
             plan=self._plan(),
             asked={name: self.cleaned_data[name] for name in names},
             repeats=self.cleaned_data["repeats"],
+            queue=self.in_queue(),
         )
 
 

@@ -36,8 +36,10 @@ def submit(
     prepared = submission.prepare(owner, request, study)
     with transaction.atomic():
         # two requests at once get two positions
-        if Study.objects.select_for_update().filter(pk=study.pk).first() is None:
+        locked = Study.objects.select_for_update().filter(pk=study.pk).first()
+        if locked is None:
             raise services.Invalid({FIELD: f"There is no study {study.pk}."})
         last = study.runs.aggregate(last=Max("position"))["last"]
-        prepared.runs[0].position = 0 if last is None else last + 1
+        run = prepared.runs[0]
+        run.position, run.run_on, run.priority = 0 if last is None else last + 1, locked.run_on, locked.priority
         return services.write_one(prepared, also)

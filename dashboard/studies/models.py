@@ -5,6 +5,9 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
+from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
+from dashboard.runs.priority import Priority
+
 
 class Study(models.Model):
     """`kind` is one of `kinds.KINDS`, or says how else the study was created: starter, postmortem. `settings` has the
@@ -16,6 +19,9 @@ class Study(models.Model):
     base = models.JSONField(default=dict)
     """The part of the RunSpec (as a dict) that all runs share."""
     settings = models.JSONField(default=dict)
+    run_on = models.CharField(max_length=MAX_RUN_ON, blank=True, default="")
+    priority = models.SmallIntegerField(choices=Priority.choices, default=Priority.NORMAL)
+    """The devices that were chosen for its runs, as `RunOn` writes them, and how soon these are served."""
     baseline = models.ForeignKey("runs.Run", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     notes = models.TextField(blank=True, default="")
     """What its owner writes on it, in plain text: a question, a finding."""
@@ -27,6 +33,16 @@ class Study(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def chosen_devices(self) -> RunOn:
+        """The devices that were chosen for its runs."""
+        return RunOn.stored(self.run_on)
+
+    @property
+    def priority_name(self) -> str:
+        """`low`, `normal` or `high`."""
+        return Priority(self.priority).word
 
     @property
     def shared_cores(self) -> int:

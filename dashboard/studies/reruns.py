@@ -184,7 +184,12 @@ def _named(names: list[str]) -> str:
 def _fleet_check(run: Run, fleet: FleetSnapshot) -> FleetCheck:
     spec, task = RunSpec.stored(run.spec), task_of(run.task)
     return fleet_check(
-        spec, fleet, begins=resume_from(run), host_count=run.host_count, task=task, memory=run.needs_memory or 0
+        spec,
+        fleet.narrowed(run.chosen_devices),
+        begins=resume_from(run),
+        host_count=run.host_count,
+        task=task,
+        memory=run.needs_memory or 0,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -11,9 +12,13 @@ from django.db import transaction
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.fleet.models import Worker
+from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, all_cores
+from dashboard.runs import priority as levels
+from dashboard.runs import run_on
 from dashboard.runs import services as runs
 from dashboard.runs.models import ENDED, Run
+from dashboard.runs.priority import Priority
 from dashboard.runs.services import Invalid
 from dashboard.studies import sweepable, variants
 from dashboard.studies.estimate import START_S, Estimate, estimate, step_seconds
@@ -43,6 +48,17 @@ STARTER_TIMED_STEPS = 40
 STARTER_MICRO_BATCHES = 4
 
 
+@dataclass(frozen=True)
+class InQueue:
+    """On which devices the runs of a study may be placed, and how soon."""
+
+    run_on: RunOn = ANYWHERE
+    priority: int = Priority.NORMAL
+
+
+USUAL = InQueue()
+
+
 def create_matrix(
     *,
     owner: Any,
@@ -58,6 +74,7 @@ def create_matrix(
     devices: int = 2,
     repeats: int = 1,
     timed_steps: int = STARTER_TIMED_STEPS,
+    queue: InQueue = USUAL,
 ) -> Study:
     """A study of strategies x AR x precision x micro-batches over `devices` devices; arguments and errors are those of
     `variants.matrix` and of `create`."""
@@ -73,7 +90,8 @@ def create_matrix(
         "timed_steps": timed_steps,
     }
     plan = variants.matrix(base, **asked)
-    return create(owner=owner, name=name, kind="matrix", base=base, plan=plan, asked=asked, repeats=repeats)
+    more: dict[str, Any] = {"repeats": repeats, "queue": queue}
+    return create(owner=owner, name=name, kind="matrix", base=base, plan=plan, asked=asked, **more)
 
 
 def create_sweep(
@@ -87,6 +105,7 @@ def create_sweep(
     second_values: Sequence[str] = (),
     repeats: int = 1,
     timed_steps: int = STARTER_TIMED_STEPS,
+    queue: InQueue = USUAL,
 ) -> Study:
     """A study of one field of the spec (dotted name), or of two and each pair of their values, everything else equal.
     Raises as `create`."""
@@ -101,7 +120,8 @@ def create_sweep(
     if second_field:
         asked["second_values"] = list(second_values)
     plan = variants.sweep(base, **asked)
-    return create(owner=owner, name=name, kind="sweep", base=base, plan=plan, asked=asked, repeats=repeats)
+    more: dict[str, Any] = {"repeats": repeats, "queue": queue}
+    return create(owner=owner, name=name, kind="sweep", base=base, plan=plan, asked=asked, **more)
 
 
 def create_listed(
@@ -111,6 +131,7 @@ def create_listed(
     listed: Sequence[tuple[str, RunSpec]],
     repeats: int = 1,
     retries: int = 0,
+    queue: InQueue = USUAL,
     also: runs.Also = runs.nothing_else,
 ) -> Study:
     """A study of the runs that are `listed` (name, spec), the first of them the baseline. Raises as `create`; a name
@@ -129,6 +150,7 @@ def create_listed(
         asked={},
         repeats=repeats,
         retries=retries,
+        queue=queue,
         also=also,
     )
 
@@ -186,23 +208,29 @@ def create(
     repeats: int = 1,
     retries: int = 0,
     note: str = "",
+    queue: InQueue = USUAL,
     also: runs.Also = runs.nothing_else,
 ) -> Study:
     """Creates the study and queues its runs, in one transaction; `also` gets the study.
 
     1. Refuses users who may not submit (PermissionDenied).
-    2. Leaves out what no reporting worker could run. Raises Invalid if there is nothing to run, too much, or no valid
-       name; nothing is written then.
+    2. Leaves out what no reporting worker, of those chosen, could run. Raises Invalid if there is nothing to run, too
+       much, no valid name, or not this `queue` for this owner; nothing is written then.
     3. Repeats go round: the whole list once, then again, so that a slow drift of the host affects every variant.
     4. The first run of the plan is the baseline.
     """
     if not may_submit(owner):
         raise PermissionDenied("Your account may look at studies but not create them.")
-    plan = feasible(plan)
+    fleet = FleetSnapshot.now().narrowed(queue.run_on)
+    refused = {run_on.FIELD: run_on.unknown(fleet), levels.FIELD: levels.refusal(owner, queue.priority)}
+    if wrong := {field: why for field, why in refused.items() if why}:
+        raise Invalid(wrong)
+    plan = feasible(plan, fleet)
     _check(name, plan, repeats)
     skipped = [[s.name, s.reason] for s in plan.skipped]
-    kept = {**asked, "cores": _cores(plan), "repeats": repeats, "note": note, "skipped": skipped}
-    study = Study(name=name.strip(), owner=owner, kind=kind, base=base, settings=kept)
+    kept = {**asked, "cores": _cores(plan, fleet), "repeats": repeats, "note": note, "skipped": skipped}
+    queued = {"run_on": str(queue.run_on), "priority": queue.priority}
+    study = Study(name=name.strip(), owner=owner, kind=kind, base=base, settings=kept, **queued)
     prepared = runs.prepare(owner=owner, requests=_requests(study, plan, repeats, retries))
     with transaction.atomic():
         study.save()
@@ -212,10 +240,10 @@ def create(
     return study
 
 
-def _cores(plan: Plan) -> int:
+def _cores(plan: Plan, fleet: FleetSnapshot) -> int:
     """Number of cores that the devices of these runs share; 0 if each has its own."""
     on_cpu = all(variant.spec.train.device == "cpu" for variant in plan.variants)
-    return all_cores(FleetSnapshot.now()) if on_cpu else 0
+    return all_cores(fleet) if on_cpu else 0
 
 
 def _requests(study: Study, plan: Plan, repeats: int, retries: int) -> list[runs.RunRequest]:

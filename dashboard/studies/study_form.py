@@ -13,10 +13,13 @@ from django import forms
 from django.http import HttpRequest
 
 from dashboard.fields import Form, WholeNumber
+from dashboard.fleet.run_on import RunOn
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs import run_on as places
 from dashboard.runs.form_words import in_form_words
 from dashboard.runs.forms import NAME_TOO_LONG
 from dashboard.runs.models import Run
+from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
 from dashboard.runs.spec_fields import html_name
 from dashboard.studies import services
 from dashboard.studies.estimate import Estimate, run_seconds
@@ -49,11 +52,15 @@ class StudyForm(Form):
         label="Repeats", min_value=1, max_value=services.MAX_REPEATS, initial=1, help_text="of the whole list, in turn"
     )
 
+    run_on = run_on_field()
+    priority = PriorityField()
+
     def __init__(self, *args: Any, fleet: FleetSnapshot | None = None, **kwargs: Any) -> None:
         """`fleet`: a snapshot to use instead of a new one, for everything that the form says about the fleet."""
         self.fleet = fleet or FleetSnapshot.now()
         super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
         self.complete()
+        offer(self, self.fleet)
         self.fields["name"].widget.attrs.pop("maxlength")  # a name that is too long gets a message, and is not cut
         for name, made in self.fields.items():
             describe = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
@@ -79,6 +86,22 @@ class StudyForm(Form):
 
     def group(self, names: tuple[str, ...]) -> Iterator[forms.BoundField]:
         return (self[html_name(name)] for name in names)
+
+    def clean_run_on(self) -> RunOn:
+        """From here on, `fleet` has only the chosen devices."""
+        on, why = places.read(self.cleaned_data["run_on"])
+        narrowed = self.fleet.narrowed(on)
+        if why := why or places.unknown(narrowed):
+            raise forms.ValidationError(why)
+        self.fleet = narrowed
+        return on
+
+    def in_queue(self) -> services.InQueue:
+        """Where its runs may be placed, and how soon. Needs a valid form."""
+        return services.InQueue(self.cleaned_data["run_on"], self.cleaned_data["priority"])
+
+    def queue_group(self) -> Iterator[forms.BoundField]:
+        return self.group(("run_on", "priority"))
 
     def measure_group(self) -> Iterator[forms.BoundField]:
         return self.group(("repeats",))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dashboard.control import placement
 from dashboard.control.placement import Host, Plan, Request, Share, Wait, plan
+from dashboard.fleet.run_on import RunOn
 
 
 def host(name: str = "a", devices: int = 2, free: int | None = None, **more: Any) -> Host:
@@ -68,6 +69,30 @@ def test_ranks_of_a_run_are_on_devices_of_one_type_where_there_are_ever_enough()
     assert hosts_of(plan([ask(1, 4)], [a, b, c, busy])) == {"a", "c"}, "free ones of another type will do"
     newer = host("e", types={"cpu": "new"}, version="2")
     assert hosts_of(plan([ask(1, 4)], [a, b, newer])) == {"a", "b"}, "types are mixed sooner than versions"
+
+
+def test_only_the_chosen_devices_are_given() -> None:
+    """Those of one type, also on a host that has others; or those of one worker, which it waits for."""
+    old, new = {"cpu": {0: "old", 1: "old"}}, {"cpu": {0: "old", 1: "new"}}
+    a, b, c = host("a", type_of=old), host("b", type_of=new), host("c", type_of=new)
+    newer = RunOn(device_type="new")
+    assert placed(plan([ask(1, on=newer)], [a, b])) == {1: [Share("b", (1,), 0)]}
+    assert placed(plan([ask(1, 2, on=newer)], [a, b, c])) == {1: [Share("b", (1,), 0), Share("c", (1,), 1)]}
+    assert plan([ask(1, 3, on=newer)], [a, b, c]).waits == {1: (Wait.TOO_LARGE, ())}
+    busy = host("c", free=0, type_of=new)
+    assert plan([ask(1, 2, on=newer)], [a, b, busy]).waits == {1: (Wait.BUSY, ("b", "c"))}
+    assert placed(plan([ask(1, 2, on=RunOn(worker="c"))], [a, b, c])) == {1: [Share("c", (0, 1), 0)]}
+    assert plan([ask(1, on=RunOn(worker="c"))], [a, b, busy]).waits == {1: (Wait.BUSY, ("c",))}
+
+
+def test_a_run_whose_chosen_devices_are_not_there_holds_nothing_up() -> None:
+    a, closed = host("a", devices=1), host("c", open=False, known=False)
+    result = plan([ask(1, on=RunOn(worker="c")), ask(2, on=RunOn(worker="d")), ask(3)], [a, closed])
+    assert result.waits == {1: (Wait.CHOICE, ("c",)), 2: (Wait.CHOICE, ())} and 3 in placed(result)
+    elsewhere = plan([ask(1, on=RunOn(worker="a"), needs=("c",)), ask(2)], [a, closed])
+    assert elsewhere.waits == {1: (Wait.CHOICE, ())} and 2 in placed(elsewhere)
+    siblings = [ask(1, study=7, exclusive=True, on=RunOn(worker="c")), ask(2, study=7, exclusive=True)]
+    assert set(placed(plan(siblings, [a, closed]))) == {2}, "one that no host can take does not keep its study"
 
 
 def hosts_of(found: Plan) -> set[str]:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
 
 from dashboard.accounts.roles import make_member
-from dashboard.runs import queue, states
+from dashboard.runs import queue, services, states
 from dashboard.runs.models import Run
+from dashboard.runs.priority import Priority
 from dashboard.studies.models import Study
 from tests.dashboard import factory
 
@@ -89,3 +91,35 @@ def test_the_fleet_says_so_where_several_people_wait(admin_client: Any, alice: A
     factory.queued(bob, name="single")
     page = admin_client.get("/fleet/").content.decode()
     assert said in page and page.count("one after another") == 1, "the study is one line, though bob is in between"
+
+
+def test_a_higher_priority_goes_before_all_turns_of_lower_ones(alice: Any, bob: User, admin: Any) -> None:
+    """People take turns within a level, and an interrupted run goes before the others of its level only."""
+    interrupted = factory.queued(alice, name="interrupted")
+    states.finish(factory.start(interrupted), "interrupted", "interrupted", "Its worker was restarted.")
+    for owner, name, level in (
+        (alice, "low", Priority.LOW),
+        (alice, "a0", Priority.NORMAL),
+        (alice, "a1", Priority.NORMAL),
+        (bob, "b0", Priority.NORMAL),
+        (admin, "high", Priority.HIGH),
+    ):
+        factory.queued(owner, name=name, priority=level)
+    assert order() == ["high", "interrupted", "b0", "a0", "a1", "low"]
+
+
+def test_only_admins_give_high_priority_and_put_a_run_first(member: Client, admin_client: Client, alice: Any) -> None:
+    factory.queued(alice, name="before")
+    run = factory.queued(alice, name="late")
+    first = f"/runs/{run.pk}/first"
+    with pytest.raises(services.Invalid, match="Only admins"):
+        factory.queued(alice, priority=Priority.HIGH)
+    assert all(first not in member.get(page).content.decode() for page in ("/fleet/", f"/runs/{run.pk}/"))
+    assert member.post(first).status_code == 403 and order() == ["before", "late"]
+    assert all(first in admin_client.get(page).content.decode() for page in ("/fleet/", f"/runs/{run.pk}/"))
+    assert admin_client.post(first, {"page": "fleet"}).headers["Location"] == "/fleet/"
+    assert order() == ["late", "before"]
+    fleet = admin_client.get("/fleet/").content.decode()
+    assert first not in fleet and "alice, high priority" in fleet and "A higher priority is served before" in fleet
+    assert "high priority" in member.get(f"/runs/{run.pk}/").content.decode()
+    assert run.events.get(kind="queue").text == "admin queued it at high priority, instead of normal."

@@ -1,0 +1,35 @@
+"""The form fields of a run's place in the queue: on which devices, and how soon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+
+from dashboard.fields import Choice
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs import priority as levels
+from dashboard.runs import run_on as places
+from dashboard.runs.priority import Priority
+
+
+class PriorityField(Choice):
+    """A level; its value is a Priority, normal where nothing was sent."""
+
+    def __init__(self, **more: Any) -> None:
+        given = {"choices": [(word, word) for word in levels.WORDS], "initial": Priority.NORMAL.word, **more}
+        super().__init__(label="Priority", required=False, help_text="in the queue; high: only by admins", **given)
+
+    def clean(self, value: Any) -> Priority:
+        return levels.read(super().clean(value) or Priority.NORMAL.word) or Priority.NORMAL
+
+
+def run_on_field() -> Choice:
+    """A field for the devices; `offer` gives it its choices."""
+    return Choice(required=False, label="Run on", help_text="which devices of the fleet it may be placed on")
+
+
+def offer(form: forms.Form, fleet: FleetSnapshot) -> None:
+    """Gives the field its choices, with the form's own value, so that one that is no more gets its own message."""
+    own = str(form[places.FIELD].value() or "")
+    form.fields[places.FIELD].choices = places.choices(fleet, own)  # type: ignore[attr-defined]

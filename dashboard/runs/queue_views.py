@@ -1,0 +1,70 @@
+"""The page that changes a run's place in the queue, and the button that puts it first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_POST
+
+from dashboard.accounts.roles import may_change
+from dashboard.fields import Form
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs import priority as levels
+from dashboard.runs import queueing
+from dashboard.runs.models import Run
+from dashboard.runs.priority import Priority
+from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
+from dashboard.runs.services import Invalid
+
+
+class QueueForm(Form):
+    """Where a queued run may be placed, and its priority."""
+
+    run_on = run_on_field()
+    priority = PriorityField()
+
+    def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
+        initial = {"run_on": run.run_on, "priority": Priority(run.priority).word}
+        super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, "initial": initial, **kwargs})
+        offer(self, FleetSnapshot.now())
+        for name, made in self.fields.items():
+            made.widget.attrs["aria-describedby"] = f"help-{name} error-{name}"
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def change(request: HttpRequest, pk: int) -> HttpResponse:
+    """Changes where a queued run is placed and its priority; back to the run's page once it is not queued any more."""
+    run = get_object_or_404(Run.objects.select_related("study"), pk=pk)
+    if not may_change(request.user, run):
+        raise PermissionDenied("Only the run's owner and admins may change its place in the queue.")
+    if not queueing.changeable(run):
+        messages.info(request, queueing.NOT_QUEUED)
+        return redirect("runs:page", pk)
+    form = QueueForm(run, request.POST) if request.method == "POST" else QueueForm(run)
+    if form.is_bound and form.is_valid():
+        try:
+            queueing.change(run=run, user=request.user, **form.cleaned_data)
+        except Invalid as error:
+            for name, said in error.field_errors.items():
+                form.add_error(name, said)
+        else:
+            return redirect("runs:page", pk)
+    status = 422 if form.errors else 200
+    return render(request, "runs/queue.html", {"run": run, "form": form}, status=status)
+
+
+@require_POST
+def first(request: HttpRequest, pk: int) -> HttpResponse:
+    """Gives a queued run high priority; back to Fleet if it was asked for there (`page=fleet`)."""
+    run = get_object_or_404(Run.objects.select_related("study"), pk=pk)
+    try:
+        queueing.change(run=run, user=request.user, run_on=run.run_on, priority=Priority.HIGH)
+    except Invalid as error:
+        if refused := error.field_errors.get(levels.FIELD):
+            raise PermissionDenied(refused) from error
+        messages.info(request, " ".join(error.field_errors.values()))
+    return redirect("fleet:list") if request.POST.get("page") == "fleet" else redirect("runs:page", pk)
