@@ -36,13 +36,21 @@ def send_due() -> int:
 
 
 def _ready(delivery: Delivery) -> bool:
-    """Whether it can be posted now. Deletes it where it is void, as its run was queued again, or its study got one."""
+    """Whether it can be posted now. Deletes it where it is void: its run was queued again, a run of its study has not
+    ended, or a later run that ended noted the study anew."""
     run, study = delivery.run, delivery.study_id
-    if (run is not None and run.state not in ENDED) or (study is not None and not study_ended(study)):
+    open_run = run is not None and run.state not in ENDED
+    if open_run or (study is not None and (not study_ended(study) or _noted_anew(delivery))):
         delivery.delete()
         return False
     summarised = run is None or run.summary or not Attempt.objects.filter(run=run).exists()
     return bool(summarised) or timezone.now() - delivery.ended_at >= SUMMARY_WITHIN
+
+
+def _noted_anew(delivery: Delivery) -> bool:
+    """Whether its study has a newer note. Where all its runs have ended, the notes of all ends can be seen: each was
+    committed with its end."""
+    return Delivery.objects.filter(study=delivery.study_id, pk__gt=delivery.pk).exists()
 
 
 def _send(webhook: Webhook, delivery: Delivery) -> None:

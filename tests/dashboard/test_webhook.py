@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -99,7 +101,9 @@ def test_a_study_is_posted_once_when_its_last_run_has_ended(alice: Any, receiver
     study = Study.objects.create(name="Rates", owner=alice, kind="sweep", base=factory.BASE)
     other = factory.queued(alice, SPLIT, study=study, position=1)
     ended(alice, study=study, position=0)
-    assert not Delivery.objects.filter(study=study).exists(), "a run of it is queued"
+    make_due()
+    send_due()
+    assert not Delivery.objects.exists() and len(receiver.got) == 1, "a run of it is queued"
     states.cancel_queued(other, alice)
     send_due()
     assert [body["event"] for _, body in receiver.got] == ["run.ended"] * 2, "it waits for what may be queued next"
@@ -109,6 +113,42 @@ def test_a_study_is_posted_once_when_its_last_run_has_ended(alice: Any, receiver
     assert (body["event"], body["id"], body["name"]) == ("study.ended", study.pk, "Rates")
     assert body["runs"] == {"cancelled": 1, "succeeded": 1} and body["verdict"]
     assert body["link"] == f"https://yard.example.org/studies/{study.pk}/" and not Delivery.objects.exists()
+
+
+def test_a_study_noted_by_two_ends_at_once_is_posted_once(alice: Any, receiver: Receiver, webhook: Webhook) -> None:
+    study = Study.objects.create(name="Rates", owner=alice, kind="sweep", base=factory.BASE)
+    for position in range(2):
+        ended(alice, study=study, position=position)
+    assert Delivery.objects.filter(study=study).count() == 2, "each may be the last one that sees the other's end"
+    make_due()
+    send_due()
+    make_due()
+    send_due()
+    assert [body["event"] for _, body in receiver.got] == ["run.ended", "run.ended", "study.ended"]
+    assert not Delivery.objects.exists()
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has one writer at a time")
+@pytest.mark.django_db(transaction=True)
+def test_the_last_two_runs_that_end_at_once_end_their_study(alice: Any, receiver: Receiver, webhook: Webhook) -> None:
+    study = Study.objects.create(name="Rates", owner=alice, kind="sweep", base=factory.BASE)
+    runs = [factory.queued(alice, SPLIT, study=study, position=position) for position in range(2)]
+    both = threading.Barrier(2, timeout=30)
+
+    def end(run: Run) -> None:
+        try:
+            with transaction.atomic():
+                states.cancel_queued(run, alice)
+                both.wait()  # neither has committed when the other has looked
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(end, runs))
+    make_due()
+    send_due()
+    assert sorted(body["event"] for _, body in receiver.got) == ["run.ended", "run.ended", "study.ended"]
+    assert not Delivery.objects.exists()
 
 
 def test_a_study_that_got_another_run_meanwhile_has_not_ended(alice: Any, receiver: Receiver, webhook: Webhook) -> None:
