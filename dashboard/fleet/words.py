@@ -32,6 +32,7 @@ def unable_text(workers: Iterable[tuple[str, str]], task: str, fields: Sequence[
     return f"{listed_text(runs)}, which {announce} {listed_text(what)}"
 
 
-def model_name(device: str) -> str:
-    """A device's name without the number of its core, or which share of a GPU it is (`workers.devices`)."""
-    return _NUMBERED.sub(lambda found: found[2] or "", device)
+def model_name(device: str, core: str = "") -> str:
+    """A device's name without which share of a GPU it is, and with `core` for the number of its core
+    (`workers.devices`)."""
+    return _NUMBERED.sub(lambda found: found[2] or (core if found[0].startswith(", core") else ""), device)

@@ -10,7 +10,7 @@ from statistics import median
 
 from dashboard.charts.chart import pairs
 from dashboard.studies.by_loss import DIGITS
-from dashboard.studies.selectors import Overview, Row
+from dashboard.studies.overviews import Overview, Row
 from dashboard.studies.written import Again, shown
 from parallel_core.analysis import sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE

@@ -14,7 +14,7 @@ from dashboard.runs.samples import samples_after
 from dashboard.runs.spec_fields import ENTRIES
 from dashboard.studies import streams
 from dashboard.studies.comparability import same_work
-from dashboard.studies.selectors import Overview, Row
+from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import (
     bytes_text,

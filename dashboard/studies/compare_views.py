@@ -23,7 +23,8 @@ from dashboard.runs.models import Run
 from dashboard.runs.places import NOWHERE, Place
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import compare, figures, held_out
-from dashboard.studies.selectors import Overview, Row, overview
+from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import scaling
 from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.quantities import listed_text

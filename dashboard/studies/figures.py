@@ -28,7 +28,7 @@ from dashboard.studies import by_loss
 from dashboard.studies.breakages import role_of
 from dashboard.studies.comparability import same_work
 from dashboard.studies.losses import Losses, Points
-from dashboard.studies.selectors import Overview, Row
+from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides, comparable
 from parallel_core.analysis.downsample import Means, thin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
@@ -12,6 +11,7 @@ from django.db.models import Q
 from django.urls import reverse
 
 from dashboard.fleet.models import Worker
+from dashboard.fleet.words import model_name
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import linking
 from dashboard.runs.models import Attempt, RankInfo, Run, State
@@ -19,7 +19,8 @@ from dashboard.runs.page_tabs import TABS as RUN_TABS
 from dashboard.runs.traces import Trace
 from dashboard.studies import peaks
 from dashboard.studies.link_rates import Rate, rates
-from dashboard.studies.selectors import Overview, held_equal
+from dashboard.studies.overviews import Overview
+from dashboard.studies.selectors import held_equal
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import contention_text
 from parallel_core.analysis.quantities import (
@@ -33,10 +34,6 @@ from parallel_core.profile.table import CostTable
 
 NAMED = 8
 """The most devices of a host that are named one by one."""
-_CORE = re.compile(r", core \d+( \(shares core \d+\))?$")
-"""The part of a device's name in which the cores of one processor differ."""
-
-
 Link = tuple[str, str]
 """(words, address on this yard)."""
 
@@ -115,7 +112,7 @@ def _host(name: str, used: set[tuple[str, int]], host: Worker | None) -> str:
     if host is None:
         return f"{name}: {plural_text(len(used), 'device')}, host forgotten since"
     mine = [device for device in host.devices if (device["kind"], device["index"]) in used]
-    names = Counter(_CORE.sub(", a core", str(device.get("name") or device["kind"])) for device in mine)
+    names = Counter(model_name(str(device.get("name") or device["kind"]), ", a core") for device in mine)
     listed = ", ".join(f"{n} x {text}" if n > 1 else text for text, n in list(names.items())[:NAMED])
     sizes = {device.get("memory_total", 0) for device in mine} - {0}
     memory = f", {bytes_text(min(sizes))} of memory{' at least' if len(sizes) > 1 else ' each'}" if sizes else ""

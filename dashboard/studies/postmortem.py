@@ -10,7 +10,7 @@ from dashboard.runs.findings import case_of
 from dashboard.runs.models import ENDED
 from dashboard.studies.breakages import BEFORE, BROKEN, BY_KEY, KIND, NAMES, PROOF, Breakage
 from dashboard.studies.models import Study
-from dashboard.studies.selectors import Overview, Row
+from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis.diagnosis import Case, Finding, diagnose
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_text, significant

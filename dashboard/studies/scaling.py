@@ -19,7 +19,7 @@ from dashboard.charts.scaling import Point, named
 from dashboard.runs.presets import BY_KEY as PRESETS
 from dashboard.studies import variants
 from dashboard.studies.models import Study
-from dashboard.studies.selectors import Overview, Row
+from dashboard.studies.overviews import Overview, Row
 from dashboard.studies.strategies import BY_KEY
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core.outline import KINDS

@@ -18,7 +18,7 @@ from dashboard.runs.models import ENDED, Run
 from dashboard.studies.answers import Answer
 from dashboard.studies.entries import taken_of
 from dashboard.studies.losses import Points
-from dashboard.studies.selectors import Overview, Row
+from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.target import least, reached, window
 from parallel_core.analysis.versions import Use, uses

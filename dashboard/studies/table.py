@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dashboard.csv_cells import no_formula
-from dashboard.studies.selectors import Overview, Row
+from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis.breakdown import COMPONENTS
 
 METERS = ("tokens_per_s", "tflops", "mfu", "hfu", "peak_flops_per_s", "peak_devices")

@@ -44,8 +44,9 @@ from dashboard.studies.entry_points import ENTRY_POINTS
 from dashboard.studies.kinds import clone_address
 from dashboard.studies.listing import Listing
 from dashboard.studies.models import Study
+from dashboard.studies.overviews import Overview
 from dashboard.studies.own_pages import OWN_PAGES
-from dashboard.studies.selectors import Overview, held_equal, overview
+from dashboard.studies.selectors import held_equal, overview
 
 PER_PAGE = 20
 FEW = 8

@@ -14,7 +14,8 @@ from dashboard.charts import loss
 from dashboard.runs.models import Run, State
 from dashboard.studies import answer_cache, answers, by_loss, figures, held_out, report_answers
 from dashboard.studies.models import Study
-from dashboard.studies.selectors import Overview, overview
+from dashboard.studies.overviews import Overview
+from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 from tests.dashboard.test_study_charts import evaluated

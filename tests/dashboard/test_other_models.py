@@ -12,7 +12,8 @@ from django.test import Client
 from dashboard.runs.models import Run
 from dashboard.studies import figures, report_answers
 from dashboard.studies.models import Study
-from dashboard.studies.selectors import NO_SPEEDUP, overview
+from dashboard.studies.overviews import NO_SPEEDUP
+from dashboard.studies.selectors import overview
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 

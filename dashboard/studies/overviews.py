@@ -1,0 +1,290 @@
+"""Runs of one page as rows, and what pages say of all of them together: the verdict, its warnings, and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import itemgetter
+from typing import Any
+
+from dashboard.charts.chart import Entry
+from dashboard.runs.models import ENDED, Run
+from dashboard.runs.places import NOWHERE, Machines, Place
+from dashboard.studies import by_loss, excluded, peaks
+from dashboard.studies.by_loss import Ranking
+from dashboard.studies.comparability import tolerance, why_not
+from dashboard.studies.losses import Losses
+from parallel_core.analysis import host_drift, sentences
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
+from parallel_core.analysis.parity import Parity
+from parallel_core.analysis.quantities import seconds_text
+from parallel_core.analysis.sentences import Result
+from parallel_core.outline import outline_of
+from parallel_core.plan.room import Room
+from parallel_core.spec import RunSpec
+
+NO_SPEEDUP = "Another model has no speedup over the baseline."
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run, as tables and charts show it."""
+
+    run: Run
+    spec: RunSpec
+    entry: Entry
+    parity: Parity | None = None
+    sentence: str = ""
+    """Why it has no result yet, or how it ended."""
+    meters: Mapping[str, Any] = field(default_factory=dict)
+    """See `peaks.over_one_peak`."""
+    alike: bool = True
+    """Whether it trains the baseline's kind of model: another kind has no speedup over it."""
+
+    @property
+    def steps_done(self) -> int:
+        return self.run.steps_done
+
+    @property
+    def held_out(self) -> float | None:
+        """The lowest held-out loss of a run that has ended; None if there is none."""
+        return by_loss.lowest_held_out(self.run)
+
+    @property
+    def progress(self) -> int:
+        """Steps done, in percent."""
+        return min(100, round(100 * self.steps_done / self.spec.train.steps))
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Rows in drawing order: finished ones fastest first (with a `ranking`, in its order), then running, queued, and
+    those without a result."""
+
+    rows: Sequence[Row]
+    baseline: Row | None
+    room: Room | None
+    """Memory of a device of these runs."""
+    losses: Losses = field(default_factory=Losses)
+    places: Mapping[int, Place] = field(default_factory=dict)
+    """By run: where it ran."""
+    ranking: Ranking | None = None
+    """The runs by their loss, where that is what the study compares."""
+    others_open: bool = False
+    """Whether runs that have no row here have not ended."""
+
+    @property
+    def by_time(self) -> list[Row]:
+        """The rows with a final result, fastest first."""
+        timed = [(row.entry.result.step.median, row) for row in self.rows if row.entry.done and row.entry.result]
+        return [row for _, row in sorted(timed, key=itemgetter(0))]
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether any run evaluates a held-out loss."""
+        return any(row.spec.train.held_out for row in self.rows)
+
+    @property
+    def limit(self) -> int | None:
+        return self.room.whole if self.room else None
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [row.entry for row in self.rows]
+
+    @property
+    def results(self) -> list[Result]:
+        """Results of the runs that succeeded."""
+        return [row.entry.result for row in self.rows if row.entry.done and row.entry.result]
+
+    @property
+    def base(self) -> Result | None:
+        return self.baseline.entry.result if self.baseline and self.baseline.entry.done else None
+
+    @property
+    def open(self) -> list[Row]:
+        """Rows of the runs that have not ended."""
+        return [row for row in self.rows if row.run.state not in ENDED]
+
+    @property
+    def verdict(self) -> list[str]:
+        """What the study finds: which run trained best, if it compares that, and which is fastest."""
+        return [*filter(None, (self.lead,)), *self._of_times]
+
+    @cached_property
+    def lead(self) -> str:
+        """Which run reached the lowest loss; '' where only the split differs."""
+        label = self.ranking and next((r.entry.label for r in self.rows if r.run.pk == self.ranking.best), "")
+        so_far = self.others_open or bool(self.open)
+        return self.ranking.sentence(label, so_far=so_far) if self.ranking and label else ""
+
+    @cached_property
+    def _of_times(self) -> list[str]:
+        if self.base is None:
+            lost = excluded.diverged([r.label for r in self.results if r.diverged]) if self.lead else ""
+            return [self._without_baseline(), *filter(None, (lost,)), *self.left_out]
+        alike = self.like_for_like.results
+        told = min(alike, key=lambda r: r.step.median) if len(alike) > 1 else None
+        said = [self.alone] if self.alone else sentences.verdict(alike, self.base)
+        return self.cautioned(said, told)
+
+    @property
+    def alone(self) -> str:
+        """The baseline's step, if runs have finished, but no other of its kind of model; else ''."""
+        if self.base is None or not len(self.like_for_like.results) == 1 < len(self.results):
+            return ""
+        step, label = seconds_text(self.base.step.median), self.base.label
+        return f"{step} a step: no other run of the kind of model of {label} has finished."
+
+    @property
+    def on_times(self) -> str:
+        """The first sentence on times of the verdict that is not a warning."""
+        return self._of_times[self.warned_first if self.base is not None else 0]
+
+    @property
+    def headlines(self) -> int:
+        """How many sentences of the verdict stand for it in a list: the first, or if that warns, also what it is
+        about."""
+        return 1 if self.lead else 1 + self.warned_first
+
+    def cautioned(self, said: Sequence[str], told: Result | None = None) -> list[str]:
+        """The sentences with warnings about the measurements: in front, if all of them depend on it, else after them.
+
+        `told` = the run of which the sentences already say whether its loss is finite.
+        """
+        done = [entry for entry in self.entries if entry.done]
+        used = sentences.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
+        warning = used or sentences.occupied([entry.label for entry in done if entry.processes])
+        before, after = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
+        machines = self.machines
+        (before if machines.mostly else after).append(machines.warning)
+        (before if self._few_steps_in_all else after).append(sentences.few_steps(self.like_for_like.results))
+        if not self.mostly_disturbed:
+            after.append(host_drift.drift_warning(self.pace_spread, self._at_one_pace, hosts=bool(machines.moved)))
+        after.append(host_drift.contention_warning(self.companies))
+        after.append(excluded.diverged([r.label for r in self.results if r.diverged and r is not told]))
+        after += self.left_out
+        return [sentence for sentence in (*before, *said, *after) if sentence]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Which runs are not compared because they ended without a result, and why."""
+        return excluded.sentences([(row.entry.label, row.run) for row in self.rows])
+
+    @property
+    def _baseline_warning(self) -> str:
+        return sentences.disturbed_baseline(self.base) if self.base else ""
+
+    @property
+    def warned_first(self) -> int:
+        """The number of warnings before the first sentence of a verdict."""
+        return (self.mostly_disturbed or bool(self._baseline_warning)) + self.machines.mostly + self._few_steps_in_all
+
+    @property
+    def _few_steps_in_all(self) -> bool:
+        """Whether too few timed steps are part of every ratio over the baseline, as it has too few itself."""
+        return self.base is not None and bool(sentences.few_steps(self.like_for_like.results)) and self.base.step.few
+
+    @property
+    def machines(self) -> Machines:
+        """Where the runs that are held against the baseline ran: done, of its kind of model."""
+
+        def placed(row: Row) -> tuple[str, Place]:
+            return row.entry.label, self.places.get(row.run.pk, NOWHERE)
+
+        others = [row for row in self.rows if row is not self.baseline and row.entry.done and row.alike]
+        return Machines(placed(self.baseline) if self.baseline else ("", NOWHERE), list(map(placed, others)))
+
+    @property
+    def pace_spread(self) -> float | None:
+        """See `host_drift.spread`."""
+        return host_drift.spread([entry.pace for entry in self.entries if entry.pace])
+
+    @property
+    def companies(self) -> dict[int, float]:
+        """See `host_drift.contention_by_ranks`; without one rank."""
+        found = host_drift.contention_by_ranks(entry.pace for entry in self.entries if entry.pace)
+        return {ranks: longer for ranks, longer in found.items() if ranks > 1}
+
+    @property
+    def _at_one_pace(self) -> tuple[str, float, str] | None:
+        """(fastest run at the baseline's pace of the host, its speedup there, the baseline); None if not known."""
+        gains = [  # of the baseline's kind of model: others have no speedup
+            (entry.at_pace or entry.speed.ratio, entry.label) for entry in self.entries if entry.done and entry.speed
+        ]
+        if self.base is None or not any(entry.at_pace for entry in self.entries):
+            return None
+        most, label = max(gains)
+        return label, most, self.base.label
+
+    @property
+    def mostly_disturbed(self) -> bool:
+        """Whether more than half of the runs that are done were disturbed."""
+        done = [entry for entry in self.entries if entry.done]
+        return 2 * sum(entry.disturbed for entry in done) > len(done)
+
+    def _without_baseline(self) -> str:
+        done, every = len(self.results), len(self.rows)
+        if self.baseline is None:
+            return f"{done} of {every} runs have finished."
+        yet = "" if self.baseline.entry.ended else " yet"
+        return f"{done} of {every} runs have finished; the baseline, {self.baseline.entry.label}, has no result{yet}."
+
+    @property
+    def like_for_like(self) -> Overview:
+        """Only the runs of the baseline's kind of model: others have no speedup, and cannot be beaten in time."""
+        return replace(self, rows=[row for row in self.rows if row.alike])
+
+    @property
+    def source(self) -> str:
+        """The line below every chart of measured times."""
+        counts = sorted({r.step.n for r in self.results})
+        steps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)
+        skipped = sorted({row.spec.train.warmup_steps for row in self.rows})
+        words = " or ".join(map(str, skipped)) or "0"
+        return f"measured, {steps} steps, {words} skipped, {len(self.results)} of {len(self.rows)} runs"
+
+    @property
+    def step_sentence(self) -> str:
+        """How steps of other batches are scaled, and which runs have no speedup."""
+        if self.baseline is None:
+            return ""
+        batch = self.baseline.spec.train.global_batch
+        step = f"A step is {batch} samples, the baseline's batch, also where the run's own differs."
+        scaled, unlike = any(row.entry.scaled_to for row in self.rows), not all(row.alike for row in self.rows)
+        return " ".join([step] * scaled + [NO_SPEEDUP] * unlike)
+
+    @property
+    def peak_sentence(self) -> str:
+        """Over which peak the utilisation of these runs is computed."""
+        return peaks.sentence(
+            [row.run for row in self.rows], {row.run.pk: row.meters for row in self.rows if row.meters}
+        )
+
+    @property
+    def _compared(self) -> list[Row]:
+        """All runs except those that ended without a result; [] if the baseline did."""
+        if self.baseline and self.baseline.entry.ended:
+            return []
+        return [row for row in self.rows if not row.entry.ended]
+
+    @property
+    def parities(self) -> dict[str, Parity]:
+        """The parity of the runs that are compared with the baseline, by label."""
+        others = [row for row in self._compared if row is not self.baseline]
+        return {row.entry.label: row.parity for row in others if row.parity}
+
+    @property
+    def parity_sentence(self) -> str:
+        if self.baseline is None or not self._compared:
+            return ""
+        others = [row for row in self._compared if row is not self.baseline and row.run.pk in self.losses.held]
+        if not self.parities and others and self.baseline.run.pk in self.losses.held:
+            why = why_not(self.baseline.spec, [row.spec for row in others])
+            return f"No other run is meant to compute what {self.baseline.entry.label} does: {why}."
+        spec, label = self.baseline.spec, self.baseline.entry.label
+        normed = outline_of(spec.model).batch_norm
+        unlike = sum(row.parity is None for row in others)
+        allowed = {row.entry.label: tolerance(spec, row.spec) for row in others}
+        return sentences.parity_sentence(self.parities, label, allowed, normed, unlike, self.losses.every)
