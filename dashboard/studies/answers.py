@@ -56,7 +56,7 @@ def _lowest(view: Overview) -> Answer | None:
     if found is None or row is None:
         return None
     value = significant(found.values[found.best], DIGITS)
-    return Answer(f"Lowest {found.what}", value, f"{row.entry.label}; {found.rival()}.", "loss")
+    return Answer(f"Lowest {found.named}", value, f"{row.entry.label}; {found.rival()}.", "loss")
 
 
 def _memory(view: Overview) -> Answer | None:

@@ -14,6 +14,8 @@ from parallel_core.spec import RunSpec
 
 DIGITS = 4
 """Significant digits of a loss in a sentence."""
+LEFT = "time_limit"
+"""The cause of a run that left at its time limit."""
 HELD_OUT, FINAL = "held-out loss", "final loss"
 BY_TIME = frozenset({"scaling", "postmortem"})
 Order = tuple[int, float]
@@ -32,7 +34,9 @@ class Ranking:
     finals: Mapping[int, float]
     """Final losses by run, of those without a value."""
     early: Collection[int] = ()
-    """Runs that left at their time limit."""
+    """Runs that left at their time limit, beside others that trained all their steps."""
+    within: str = ""
+    """`in 30 minutes`, where all left at this time limit, so that equal time and not equal steps is compared."""
 
     def order(self, run: Run) -> Order:
         """The run's place: lower values first, then runs without one, those that left at their time limit, and those
@@ -61,10 +65,15 @@ class Ranking:
         own, other = (significant(self.values[pk], DIGITS) for pk in (self.best, self.following))
         return f"next {other}" if own != other else f"the next is equal to {DIGITS} digits"
 
+    @property
+    def named(self) -> str:
+        """What is lowest, in words."""
+        return f"{self.what} {self.within}".rstrip()
+
     def sentence(self, label: str, so_far: bool) -> str:
         """The finding on the best run, called `label`."""
         value = significant(self.values[self.best], DIGITS)
-        return f"Lowest {self.what}{' so far' if so_far else ''}: {value}, {label}; {self.rival()}."
+        return f"Lowest {self.named}{' so far' if so_far else ''}: {value}, {label}; {self.rival()}."
 
 
 def ranks(kind: str) -> bool:
@@ -80,17 +89,19 @@ def lowest_held_out(run: Run) -> float | None:
 
 
 def ranking(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Ranking | None:
-    """The ranking of those of `runs` that succeeded; None unless they differ in how they train the same task, and any
-    has a finite loss.
+    """The ranking of those of `runs` that succeeded; None unless they train the same task, any has a finite loss, and
+    they differ in how they train or all left at one time limit.
 
     Held-out losses rank them only if all have one, of the same samples. Runs that left at their time limit do not
-    count: they trained fewer steps than they were to.
+    count beside others: they trained fewer steps than they were to. If all left, their losses are those of equal time,
+    to which the speed of a split contributes.
     """
     done = [run for run in runs if run.state == State.SUCCEEDED]
-    fields = trained_differently([specs[run.pk] for run in done])
-    if not fields or len({_task(specs[run.pk]) for run in done}) > 1:
+    fields = trained_differently([specs[run.pk] for run in done]) if done else []
+    minutes = _one_limit(done, specs)
+    if not (fields or minutes) or len({_task(specs[run.pk]) for run in done}) > 1:
         return None
-    finite = [run for run in done if not run.diverged and run.cause != "time_limit"]
+    finite = [run for run in done if not run.diverged and (minutes or run.cause != LEFT)]
     finals = {run.pk: loss for run in finite if (loss := run.summary.get("final_loss")) is not None}
     held = {run.pk: loss for run in finite if (loss := lowest_held_out(run)) is not None}
     same = held.keys() == finals.keys() and len({specs[pk].train.held_out for pk in held}) == 1
@@ -98,9 +109,17 @@ def ranking(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Ranking | None
     values = {pk: value for pk, value in sorted(values.items(), key=lambda each: each[1]) if math.isfinite(value)}
     if not values:
         return None
-    settings = {pk: _setting(specs[pk], fields) for pk in values}
-    early = {run.pk for run in done if run.cause == "time_limit"}
-    return Ranking(what, values, settings, {pk: loss for pk, loss in finals.items() if pk not in values}, early)
+    settings = {pk: (_setting(specs[pk], fields), specs[pk].parallel if minutes else None) for pk in values}
+    early: set[int] = set() if minutes else {run.pk for run in done if run.cause == LEFT}
+    rest = {pk: loss for pk, loss in finals.items() if pk not in values}
+    within = f"in {minutes:g} minute{'' if minutes == 1 else 's'}" if minutes else ""
+    return Ranking(what, values, settings, rest, early, within)
+
+
+def _one_limit(done: Sequence[Run], specs: Mapping[int, RunSpec]) -> float:
+    """Minutes of the time limit at which all of several runs left; 0 if any did not, or the limits differ."""
+    limits = {specs[run.pk].train.max_minutes if run.cause == LEFT else 0.0 for run in done}
+    return limits.pop() if len(done) > 1 and len(limits) == 1 else 0.0
 
 
 def _task(spec: RunSpec) -> tuple[str, int, str]:

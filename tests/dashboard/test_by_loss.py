@@ -101,6 +101,23 @@ def test_runs_that_left_at_their_time_limit_are_not_ranked(study: Study) -> None
     assert view_of(study).verdict[0] == "Lowest final loss: 2.981, lr = 0.1; next 3.231."
 
 
+def test_runs_that_all_left_at_one_time_limit_are_ranked_by_loss_at_equal_time(alice: Any) -> None:
+    made = Study.objects.create(name="Splits", owner=alice, kind="matrix", base=factory.BASE)
+    for i, shift in enumerate((0.5, 0.0)):
+        more = {"name": f"run {i}", "loss_shift": shift}
+        run = factory.finished(alice, {"dp": 2} if i else {}, study=made, position=i, **more)
+        told(run, 1.0 + i, max_minutes=5.0)
+    made.baseline = made.runs.order_by("position").first()
+    assert not view_of(made).lead, "they trained all their steps, so only their speed differs"
+    made.runs.update(cause="time_limit")
+    view = view_of(made)
+    best, other = (row.entry.label for row in view.rows)
+    assert view.rows[0].run.position == 1 and best != other
+    assert view.verdict[0] == f"Lowest final loss in 5 minutes: 2.731, {best}; next 3.231."
+    made.runs.filter(position=0).update(cause="")
+    assert not view_of(made).lead, "one that left is not compared with one that did not"
+
+
 def test_one_setting_that_trained_to_its_end_is_not_said_to_beat_losses_that_are_not_finite(alice: Any) -> None:
     made = swept(alice, {0.001: 0.5, 0.01: 0.0, 30.0: NAN})
     made.runs.filter(name="lr = 0.01").update(cause="time_limit")
