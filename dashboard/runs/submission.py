@@ -230,12 +230,13 @@ def assess(
     asks = check.asks
     found, limit = _judged(parsed, check, _device(check))
     wrong = found.sentence if found.fits is False else ""
-    workers, waits = chosen(asks, fleet), "" if errors else check.waits
-    said, record, where = ledger.predicted(parsed, workers), ledger.time_record().sentence(), several(workers)
+    workers = chosen(asks, fleet)
+    waits = "" if errors else check.waits
+    said, record, hosts = ledger.predicted(parsed, workers), ledger.time_record().sentence(), several(workers)
     doubt = "" if errors else resuming.doubt(resume_from)
     disk = short_of(parsed, fleet.among(asks.needs))
     stages = needed(parsed) if found.total else []
-    return Assessment(parsed, errors, offered, stages, found, limit, wrong, said, record, where, doubt, waits, disk)
+    return Assessment(parsed, errors, offered, stages, found, limit, wrong, said, record, hosts, doubt, waits, disk)
 
 
 def _judged(spec: RunSpec, check: FleetCheck, device: Room | None) -> tuple[Feasibility, int]:

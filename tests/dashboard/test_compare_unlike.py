@@ -10,6 +10,7 @@ from django.test import Client
 
 from dashboard.runs.models import Run, State
 from dashboard.studies import figures, selectors
+from dashboard.studies.overviews import NO_SPEEDUP
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -24,7 +25,7 @@ def test_another_kind_of_model_has_no_ratio_over_the_baseline(reader: Client, al
     Run.objects.filter(pk=c.pk).update(spec=mlp.model_dump(mode="json"))
     two = reader.get(f"/compare/?runs={a.pk},{c.pk}")
     verdict = " ".join(two.context["verdict"])
-    assert "A step takes: " in verdict and said_once(two, selectors.NO_SPEEDUP)
+    assert "A step takes: " in verdict and said_once(two, NO_SPEEDUP)
     assert not re.search(r"\dx\b", verdict) and "saved" not in verdict
     assert "waterfall" not in two.context["charts"]
     assert not any(two.context["charts"][key] for key in ("speedup", "tradeoff"))
@@ -39,7 +40,7 @@ def test_another_kind_of_model_has_no_ratio_over_the_baseline(reader: Client, al
     assert ticks[0] == ticks[1], "the rows of both charts are the same"
     bars = json.dumps(chart.figure["data"], default=str)
     assert rows[b.pk] in bars and rows[c.pk] not in bars
-    assert said_once(three, selectors.NO_SPEEDUP)
+    assert said_once(three, NO_SPEEDUP)
     changes = reader.get(f"/compare/changes.json?runs={a.pk},{c.pk}")
     assert changes.status_code == 200
 

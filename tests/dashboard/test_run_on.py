@@ -81,7 +81,7 @@ def test_a_text_that_names_no_devices_is_none(written: str) -> None:
 
 def test_the_form_offers_types_and_workers_as_fleet_names_them() -> None:
     Worker.objects.filter(name="yard-c").update(draining=True)
-    found = dict(run_on.choices(FleetSnapshot.now(), "worker:gone"))
+    found: dict[str, Any] = dict(run_on.choices(FleetSnapshot.now(), "worker:gone"))
     assert found[""] == "any device" and found["worker:gone"] == "worker gone: not in the fleet"
     assert dict(found["Device type"]) == {
         f"type:{OLD}": f"{OLD}: 3 devices of 2 workers",
@@ -230,8 +230,8 @@ def test_a_queued_run_is_put_elsewhere_on_its_page(member: Client, alice: Any, b
 
 
 def test_a_study_has_one_place_and_one_priority_for_its_runs(admin: Any) -> None:
-    queue_of = {"queue": in_queue("worker:yard-c", Priority.HIGH)}
-    study = create_matrix(owner=admin, name="s", base=factory.BASE, strategies=["single", "dp"], devices=2, **queue_of)
+    queue, strategies = in_queue("worker:yard-c", Priority.HIGH), ["single", "dp"]
+    study = create_matrix(owner=admin, name="s", base=factory.BASE, strategies=strategies, devices=2, queue=queue)
     assert {(run.run_on, run.priority) for run in study.runs.all()} == {("worker:yard-c", Priority.HIGH)}
     added = joining.submit(owner=admin, study=study, request={"spec": spec(2), "run_on": "worker:yard-a"})
     assert (added.run_on, added.priority) == ("worker:yard-c", Priority.HIGH)
@@ -240,7 +240,8 @@ def test_a_study_has_one_place_and_one_priority_for_its_runs(admin: Any) -> None
     assert set(wrong.value.field_errors) == {"run_on"}
     queueing.change(run=added, user=admin, run_on="worker:yard-a", priority=Priority.LOW)
     study.refresh_from_db()
-    assert {(run.run_on, run.priority) for run in (*study.runs.all(), study)} == {("worker:yard-a", Priority.LOW)}
+    assert {(run.run_on, run.priority) for run in study.runs.all()} == {("worker:yard-a", Priority.LOW)}
+    assert (study.run_on, study.priority) == ("worker:yard-a", Priority.LOW)
 
 
 def test_what_of_a_study_does_not_fit_where_it_is_to_go_is_refused_or_left_out(alice: Any) -> None:
