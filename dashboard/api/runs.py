@@ -80,8 +80,8 @@ def _study(payload: s.SubmitIn) -> Study | None:
         raise services.Invalid({joining.FIELD: f"There is no study {pk}."})
     if found is not None:
         given = {"run_on": (payload.run_on, found.run_on), "priority": (payload.priority, found.priority_name)}
-        usual = {"run_on": "", "priority": "normal"}
-        others = [name for name, (asked, theirs) in given.items() if asked not in (usual[name], theirs)]
+        sent = payload.model_fields_set
+        others = [name for name, (asked, theirs) in given.items() if name in sent and asked != theirs]
         if others:
             raise services.Invalid(dict.fromkeys(others, "A run of a study has this from the study: leave it out."))
     return found

@@ -29,6 +29,11 @@ def read(word: str) -> Priority | None:
     return next((level for level in Priority if level.word == word), None)
 
 
+def allowed(user: Any, level: int) -> int:
+    """The level at which a run of the user joins a study of that `level`: normal, if only admins may queue at it."""
+    return Priority.NORMAL if refusal(user, level) else level
+
+
 def refusal(user: Any, level: int) -> str:
     """Why the user may not queue at that level; '' if they may."""
     return "" if level < Priority.HIGH or user.is_staff else ONLY_ADMINS

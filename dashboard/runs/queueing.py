@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -95,13 +96,13 @@ def _write(run: Run, fellows: list[Run], user: Any, on: RunOn, priority: Priorit
         parts.append(f"at {priority.word} priority, instead of {Priority(run.priority).word}")
     if not parts:
         return
-    values = {"run_on": str(on), "priority": priority}
+    values = {"run_on": str(on)} if str(on) != run.run_on else {}
+    values |= {"priority": priority} if priority != run.priority else {}
     Run.objects.filter(pk__in=[one.pk for one in fellows]).update(**values)
+    for one, (field, value) in product([*fellows, *([run.study] if run.study else [])], values.items()):
+        setattr(one, field, value)
     if run.study is not None:
-        run.study.run_on, run.study.priority = str(on), priority
         run.study.save(update_fields=tuple(values))
-    for one in fellows:
-        one.run_on, one.priority = str(on), priority
     together = ", as all queued runs of its study" if run.study is not None else ""
     said = f"{user.get_username()} queued it {' and '.join(parts)}{together}."
     states.record_all([(one, said) for one in fellows], KIND, actor=user)

@@ -167,7 +167,7 @@ def _checked(owner: Any, request: RunRequest) -> Run:
         retries_left=retries,
         host_count=request.get("host_count", 0),
         run_on=request.get("run_on", "") if study is None else study.run_on,
-        priority=request.get("priority", 0) if study is None else study.priority,
+        priority=request.get("priority", 0) if study is None else levels.allowed(owner, study.priority),
         repeats_id=request.get("repeats"),
         needs_memory=None if task or request.get("anyway") else predicted_need(parsed),
         name=clean_name or label(parsed)[: limits.MAX_NAME],

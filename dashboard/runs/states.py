@@ -60,13 +60,16 @@ def _fresh_id(now: datetime) -> int:
     return max(int(now.timestamp() * 1_000_000), last + 1)
 
 
-def _move(run_id: int, sources: tuple[State, ...], target: State, **changes: Any) -> Run:
-    """Changes the state by a conditional UPDATE; returns the fresh row. Clears `cause` and `detail` unless given.
+def _move(
+    run_id: int, sources: tuple[State, ...], target: State, if_still: dict[str, Any] | None = None, **changes: Any
+) -> Run:
+    """Changes the state by a conditional UPDATE, of a row whose fields are `if_still` these; returns the fresh row.
+    Clears `cause` and `detail` unless given.
 
     An end is noted for the webhook.
     """
     changes = {"cause": "", "detail": "", **changes}
-    if Run.objects.filter(pk=run_id, state__in=sources).update(state=target, **changes) != 1:
+    if Run.objects.filter(pk=run_id, state__in=sources, **(if_still or {})).update(state=target, **changes) != 1:
         found = Run.objects.filter(pk=run_id).values_list("state", flat=True).first() or "deleted"
         raise IllegalTransition(f"run {run_id} is {found}; only {' or '.join(sources)} can become {target}")
     run = Run.objects.get(pk=run_id)
@@ -93,7 +96,8 @@ def place(run: Run, nodes: list[dict[str, Any]], worker: Any) -> Attempt:
     3. The caller sends the start message after the commit; if it gets lost, it is sent again.
     """
     now = timezone.now()
-    run = _move(run.pk, (State.QUEUED,), State.STARTING, started_at=None, ended_at=None)
+    still = {"run_on": run.run_on}  # whoever has chosen other devices since the queue was read is obeyed
+    run = _move(run.pk, (State.QUEUED,), State.STARTING, still, started_at=None, ended_at=None)
     last = Attempt.objects.filter(run=run).order_by("-number").values_list("number", flat=True).first()
     attempt = Attempt.objects.create(
         pk=_fresh_id(now),
@@ -195,7 +199,12 @@ def lose(attempt: Attempt, detail: str, report: Any = None) -> Run:
 
 
 def _requeue(attempt: Attempt, detail: str, changes: dict[str, Any]) -> Run:
-    """Queues the run again. `queued_at` stays, so that it keeps its place before later ones."""
+    """Queues the run again. `queued_at` stays, so that it keeps its place before later ones. It runs where its study
+    does by now, at no higher priority than that.
+    """
+    now = Run.objects.select_related("study").get(pk=attempt.run_id)
+    if now.study is not None:
+        changes = {**changes, "run_on": now.study.run_on, "priority": min(now.study.priority, now.priority)}
     run = _move(attempt.run_id, ACTIVE, State.QUEUED, detail=detail, started_at=None, **changes)
     record(run, "requeued", detail, attempt)
     return run

@@ -12,6 +12,7 @@ from django.db import transaction
 from dashboard.accounts.roles import may_change
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.listening import away_sentence
+from dashboard.fleet.run_on import RunOn
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import services as runs
 from dashboard.runs.corpus_checks import corpus_errors
@@ -128,6 +129,8 @@ def run_again(
             if _references(which(_listed(study))) == _references(wanted):
                 if requests and study.kind == fit.KIND:
                     fit.search_on(locked)
+                for run in prepared.runs:
+                    run.run_on = locked.run_on
                 return runs.write(prepared)
         why.clear()
     return []
@@ -152,7 +155,7 @@ def waits(queued: Iterable[Run]) -> dict[int, str]:
     """Why the queued runs that would wait even if nothing else ran do so, as sentences by run: no worker takes them
     now, such as for their predicted memory, or the controller is away."""
     fleet = FleetSnapshot.now()
-    found = {run.pk: _fleet_check(run, fleet).waits for run in queued}
+    found = {run.pk: _fleet_check(run, fleet, run.chosen_devices).waits for run in queued}
     return {pk: said for pk, said in found.items() if said}
 
 
@@ -181,11 +184,12 @@ def _named(names: list[str]) -> str:
     return listed_text([*names[:NAMED], *more])
 
 
-def _fleet_check(run: Run, fleet: FleetSnapshot) -> FleetCheck:
+def _fleet_check(run: Run, fleet: FleetSnapshot, on: RunOn) -> FleetCheck:
+    """What the run would find on the chosen devices."""
     spec, task = RunSpec.stored(run.spec), task_of(run.task)
     return fleet_check(
         spec,
-        fleet.narrowed(run.chosen_devices),
+        fleet.narrowed(on),
         begins=resume_from(run),
         host_count=run.host_count,
         task=task,
@@ -205,7 +209,7 @@ def _is_refused(run: Run, study: Study, user: Any, fleet: FleetSnapshot, why: di
 def _refusal(run: Run, study: Study, user: Any, fleet: FleetSnapshot) -> dict[str, str]:
     """What New run would object to, by field; not the predicted memory, which it lets pass: a run that was to have
     enough waits for it, as a device that is too small would end it, and `waits` says so."""
-    if errors := runs.refusal(user, _again(run, study)) or _fleet_check(run, fleet).errors:
+    if errors := runs.refusal(user, _again(run, study)) or _fleet_check(run, fleet, study.chosen_devices).errors:
         return errors
     return {} if run.task else corpus_errors(RunSpec.stored(run.spec))
 

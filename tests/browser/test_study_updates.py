@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.observed_page import RUN_MS, SETTLE, TELL, Troubles, drawn, mark, same_page, until
-from tests.yard_process import YardProcess, tiny, wait_for
+from tests.yard_process import YardProcess, paced, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -140,7 +140,7 @@ def test_each_chart_of_an_ended_study_is_drawn_once(page: Page, yard: YardProces
 def test_a_comparison_draws_the_waterfall_as_soon_as_both_runs_have_ended(
     page: Page, yard: YardProcess, client: httpx.Client, stocked: dict[str, Any]
 ) -> None:
-    other = yard.submit(client, tiny(micro_batches=4), name="Compared while it runs")
+    other = yard.submit(client, paced(40, micro_batches=4), name="Compared while it runs")
     page.goto(f"/compare/?runs={stocked['single']},{other}")
     mark(page)
     expect(page.locator("#times .chart")).to_have_attribute("data-chart", "speedup")

@@ -280,6 +280,42 @@ def test_runs_of_a_study_are_run_again_where_it_now_is(alice: Any) -> None:
     study.refresh_from_db()
     again = reruns.run_again(study=study, user=alice, which=list)
     assert {(run.run_on, run.priority) for run in again} == {("worker:yard-a", Priority.LOW)}
+    Study.objects.filter(pk=study.pk).update(run_on="worker:yard-b")
+    study.refresh_from_db()
+    states.cancel_queued(again[0])
+    Worker.objects.filter(name="yard-a").delete()
+    assert [run.run_on for run in reruns.run_again(study=study, user=alice, which=lambda _: again[:1])] == [
+        "worker:yard-b"
+    ]
+
+
+def test_members_add_no_runs_at_high_priority_to_a_study_that_an_admin_put_first(alice: Any) -> None:
+    study = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
+    Study.objects.filter(pk=study.pk).update(priority=Priority.HIGH)
+    study.refresh_from_db()
+    added = joining.submit(owner=alice, study=study, request={"spec": spec()})
+    again = reruns.run_again(study=study, user=alice, which=lambda runs: runs[:1])
+    assert [run.priority for run in (added, *again)] == [Priority.NORMAL] * 2
+
+
+def test_a_requeued_run_goes_where_its_study_went_meanwhile(admin: Any) -> None:
+    queue = in_queue("worker:yard-a", Priority.HIGH)
+    study = create_matrix(owner=admin, name="s", base=factory.BASE, strategies=["single", "dp"], devices=2, queue=queue)
+    first, second = study.runs.order_by("pk")[:2]
+    Run.objects.filter(pk=first.pk).update(retries_left=1)
+    attempt = factory.start(first)
+    queueing.change(run=second, user=admin, run_on="worker:yard-b", priority=Priority.LOW)
+    states.lose(attempt, "")
+    first.refresh_from_db()
+    assert (first.state, first.run_on, first.priority) == ("queued", "worker:yard-b", Priority.LOW)
+
+
+def test_what_was_sent_elsewhere_while_the_queue_was_read_is_not_placed_where_it_was(alice: Any) -> None:
+    run = factory.queued(alice, run_on="worker:yard-a")
+    queueing.change(run=Run.objects.get(pk=run.pk), user=alice, run_on="worker:yard-b", priority=Priority.NORMAL)
+    with pytest.raises(states.IllegalTransition):
+        states.place(run, [{"worker": "yard-a", "devices": [0]}], Worker.objects.get(name="yard-a"))
+    assert Run.objects.get(pk=run.pk).state == "queued"
 
 
 def test_the_api_takes_shows_and_changes_place_and_priority(client: Client, alice: Any, admin: Any) -> None:
@@ -310,8 +346,9 @@ def test_the_api_makes_studies_with_a_place_and_their_runs_take_no_other(client:
     study = made.json()["data"]["id"]
     joins = post(client, {"spec": TINY, "study": study}, headers).json()["data"]
     assert (joins["run_on"], joins["priority"]) == ("worker:yard-b", "low")
-    wrong = post(client, {"spec": TINY, "study": study, "run_on": "worker:yard-a"}, headers)
-    assert wrong.status_code == 422 and set(wrong.json()["error"]["fields"]) == {"run_on"}
+    for field, other in (("run_on", "worker:yard-a"), ("run_on", ""), ("priority", "normal")):
+        wrong = post(client, {"spec": TINY, "study": study, field: other}, headers)
+        assert wrong.status_code == 422 and set(wrong.json()["error"]["fields"]) == {field}
 
 
 def test_a_retry_keeps_place_and_priority(alice: Any) -> None:
