@@ -96,7 +96,7 @@ def _write(run: Run, fellows: list[Run], user: Any, on: RunOn, priority: Priorit
         parts.append(f"at {priority.word} priority, instead of {Priority(run.priority).word}")
     if not parts:
         return
-    values = {"run_on": str(on)} if str(on) != run.run_on else {}
+    values: dict[str, str | int] = {"run_on": str(on)} if str(on) != run.run_on else {}
     values |= {"priority": priority} if priority != run.priority else {}
     Run.objects.filter(pk__in=[one.pk for one in fellows]).update(**values)
     for one, (field, value) in product([*fellows, *([run.study] if run.study else [])], values.items()):
