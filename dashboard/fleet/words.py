@@ -35,4 +35,10 @@ def unable_text(workers: Iterable[tuple[str, str]], task: str, fields: Sequence[
 def model_name(device: str, core: str = "") -> str:
     """A device's name without which share of a GPU it is, and with `core` for the number of its core
     (`workers.devices`)."""
-    return _NUMBERED.sub(lambda found: found[2] or (core if found[0].startswith(", core") else ""), device)
+
+    def instead(found: re.Match[str]) -> str:
+        if found[2]:
+            return f", a share{found[2]}"
+        return core if found[0].startswith(", core") else ""
+
+    return _NUMBERED.sub(instead, device)

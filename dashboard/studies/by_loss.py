@@ -1,4 +1,4 @@
-"""Which run of a study trained best, where its runs differ in how they train and not only in how that is split."""
+"""Which run of a study trained best, where its runs differ in how they train, or all left at one time limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import Attempt, Run, State
 from dashboard.studies.comparability import trained_differently
 from parallel_core.analysis.quantities import significant
 from parallel_core.spec import RunSpec
@@ -109,7 +109,7 @@ def ranking(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Ranking | None
     values = {pk: value for pk, value in sorted(values.items(), key=lambda each: each[1]) if math.isfinite(value)}
     if not values:
         return None
-    settings = {pk: (_setting(specs[pk], fields), specs[pk].parallel if minutes else None) for pk in values}
+    settings = {pk: _setting(specs[pk], fields, whole=bool(minutes)) for pk in values}
     early: set[int] = set() if minutes else {run.pk for run in done if run.cause == LEFT}
     rest = {pk: loss for pk, loss in finals.items() if pk not in values}
     within = f"in {minutes:g} minute{'' if minutes == 1 else 's'}" if minutes else ""
@@ -117,9 +117,13 @@ def ranking(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Ranking | None
 
 
 def _one_limit(done: Sequence[Run], specs: Mapping[int, RunSpec]) -> float:
-    """Minutes of the time limit at which all of several runs left; 0 if any did not, or the limits differ."""
+    """Minutes of the time limit at which all of several runs left; 0 if any did not, the limits differ, or any began at
+    a checkpoint: each attempt has the whole limit again."""
     limits = {specs[run.pk].train.max_minutes if run.cause == LEFT else 0.0 for run in done}
-    return limits.pop() if len(done) > 1 and len(limits) == 1 else 0.0
+    if len(done) < 2 or len(limits) > 1 or limits == {0.0}:
+        return 0.0
+    resumed = Attempt.objects.filter(run__in=[run.pk for run in done], begins__step__gt=0)
+    return 0.0 if resumed.exists() else limits.pop()
 
 
 def _task(spec: RunSpec) -> tuple[str, int, str]:
@@ -127,5 +131,9 @@ def _task(spec: RunSpec) -> tuple[str, int, str]:
     return spec.model.kind, spec.model.vocab, spec.train.corpus
 
 
-def _setting(spec: RunSpec, fields: Sequence[str]) -> tuple[Any, ...]:
+def _setting(spec: RunSpec, fields: Sequence[str], *, whole: bool) -> tuple[Any, ...]:
+    """What makes a run another one to compare: `whole` where its speed counts, to which the split, the precision and
+    the like contribute."""
+    if whole:
+        return spec.model, spec.parallel, spec.train
     return spec.model, *(getattr(spec.train, field) for field in fields)

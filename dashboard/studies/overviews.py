@@ -110,11 +110,17 @@ class Overview:
     @property
     def verdict(self) -> list[str]:
         """What the study finds: which run trained best, if it compares that, and which is fastest."""
-        return [*filter(None, (self.lead,)), *self._of_times]
+        times, front = self._of_times, self._before_lead
+        return [*times[:front], *filter(None, (self.lead,)), *times[front:]]
+
+    @property
+    def _before_lead(self) -> int:
+        """How many warnings are in front of the lowest loss: those on times, if it depends on the speed of the runs."""
+        return self.warned_first if self.base is not None and self.ranking and self.ranking.within else 0
 
     @cached_property
     def lead(self) -> str:
-        """Which run reached the lowest loss; '' where only the split differs."""
+        """Which run reached the lowest loss; '' without a ranking by it."""
         label = self.ranking and next((r.entry.label for r in self.rows if r.run.pk == self.ranking.best), "")
         so_far = self.others_open or bool(self.open)
         return self.ranking.sentence(label, so_far=so_far) if self.ranking and label else ""
@@ -146,7 +152,7 @@ class Overview:
     def headlines(self) -> int:
         """How many sentences of the verdict stand for it in a list: the first, or if that warns, also what it is
         about."""
-        return 1 if self.lead else 1 + self.warned_first
+        return 1 + (self._before_lead if self.lead else self.warned_first)
 
     def cautioned(self, said: Sequence[str], told: Result | None = None) -> list[str]:
         """The sentences with warnings about the measurements: in front, if all of them depend on it, else after them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
@@ -51,7 +52,8 @@ class WebhookAdmin(admin.ModelAdmin):
     def last_result(self, webhook: Webhook) -> str:
         if webhook.pk is None or webhook.result_at is None:
             return "nothing was sent yet"
-        waiting = Delivery.objects.count()
+        # a study's note waits for what may be queued next, and is mostly void then
+        waiting = Delivery.objects.filter(Q(study=None) | Q(tries__gt=0)).count()
         more = f" Waiting to be sent: {waiting}." if waiting else ""
         return f"{webhook.result_at:%Y-%m-%d %H:%M:%S} UTC. {webhook.result}{more}"
 

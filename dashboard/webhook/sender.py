@@ -56,6 +56,8 @@ def _noted_anew(delivery: Delivery) -> bool:
 def _send(webhook: Webhook, delivery: Delivery) -> None:
     from dashboard.webhook import notices  # imports the pages, which a start of the controller does without
 
+    if delivery.study_id is not None:  # an earlier end of the study, if it is still tried again, is told by this one
+        Delivery.objects.filter(study=delivery.study_id, pk__lt=delivery.pk).delete()
     try:
         posted = post(webhook.url, notices.of(delivery, webhook.origin))
     except Exception as error:  # such as a verdict that cannot be made: it must not keep back the others

@@ -11,7 +11,7 @@ import pytest
 from django.test import Client
 
 from dashboard.charts import loss
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import Attempt, Run, State
 from dashboard.studies import answer_cache, answers, by_loss, figures, held_out, report_answers
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import Overview
@@ -116,6 +116,20 @@ def test_runs_that_all_left_at_one_time_limit_are_ranked_by_loss_at_equal_time(a
     assert view.verdict[0] == f"Lowest final loss in 5 minutes: 2.731, {best}; next 3.231."
     made.runs.filter(position=0).update(cause="")
     assert not view_of(made).lead, "one that left is not compared with one that did not"
+
+
+def test_at_equal_time_precisions_are_settings_and_warnings_come_first_and_no_run_may_be_resumed(alice: Any) -> None:
+    made = Study.objects.create(name="Precisions", owner=alice, kind="sweep", base=factory.BASE)
+    for i, (precision, shift) in enumerate((("fp32", 0.5), ("bf16", 0.0))):
+        run = factory.finished(alice, study=made, position=i, name=precision, loss_shift=shift, cpu_others=0.5)
+        told(run, 1.0, max_minutes=5.0, precision=precision)
+    made.runs.update(cause="time_limit")
+    made.baseline = made.runs.order_by("position").first()
+    view = view_of(made)
+    assert view.lead.endswith("; next 3.231."), "not: no other setting has one"
+    assert view.verdict.index(view.lead) == view.warned_first == view.headlines - 1 > 0, "disturbances are said first"
+    Attempt.objects.filter(run__study=made, run__name="bf16").update(begins={"step": 20})
+    assert not view_of(made).lead, "that attempt had the whole limit again"
 
 
 def test_one_setting_that_trained_to_its_end_is_not_said_to_beat_losses_that_are_not_finite(alice: Any) -> None:

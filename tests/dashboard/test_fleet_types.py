@@ -24,4 +24,5 @@ def test_shares_of_a_gpu_are_of_one_type_but_not_that_of_whole_ones() -> None:
     whole, half, third = "NVIDIA H100, 80 GB", "NVIDIA H100, 80 GB, share {} of 2", "NVIDIA H100, 80 GB, share 1 of 3"
     assert model_name(half.format(1)) == model_name(half.format(2))
     assert len({model_name(name) for name in (whole, half.format(1), third)}) == 3
+    assert model_name(half.format(1)) == "NVIDIA H100, 80 GB, a share of 2"
     assert model_name("AMD EPYC, core 12 (shares core 3)") == "AMD EPYC"

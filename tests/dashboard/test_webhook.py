@@ -128,6 +128,25 @@ def test_a_study_noted_by_two_ends_at_once_is_posted_once(alice: Any, receiver: 
     assert not Delivery.objects.exists()
 
 
+def test_a_study_that_ended_anew_while_its_end_is_tried_again_is_posted_once(
+    alice: Any, receiver: Receiver, webhook: Webhook
+) -> None:
+    study = Study.objects.create(name="Rates", owner=alice, kind="sweep", base=factory.BASE)
+    ended(alice, study=study, position=0)
+    receiver.status = 500
+    make_due()
+    send_due()
+    Delivery.objects.filter(study=None).delete()
+    first = Delivery.objects.get()
+    ended(alice, study=study, position=1)
+    receiver.status, before = 200, len(receiver.got)
+    Delivery.objects.exclude(pk=first.pk).update(due_at=timezone.now())
+    send_due()
+    make_due()
+    send_due()
+    assert [body["event"] for _, body in receiver.got[before:]] == ["run.ended", "study.ended"]
+
+
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has one writer at a time")
 @pytest.mark.django_db(transaction=True)
 def test_the_last_two_runs_that_end_at_once_end_their_study(alice: Any, receiver: Receiver, webhook: Webhook) -> None:
