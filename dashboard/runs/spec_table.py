@@ -9,6 +9,7 @@ from dashboard.runs import relevance
 from dashboard.runs.form_words import value_words
 from dashboard.runs.spec_fields import ENTRIES
 from parallel_core.faults import spelt
+from parallel_core.spec import RunSpec
 
 SECTIONS = {"parallel": "Parallelism", "train": "Training", "trace": "Tracing"}
 """Titles of sections that differ from their name."""
@@ -32,9 +33,12 @@ def groups(spec: Mapping[str, Any]) -> list[Group]:
     plain = {section: fields for section, fields in spec.items() if section != "inject"}
     flat = {f"{section}.{leaf}": value for section, fields in plain.items() for leaf, value in fields.items()}
 
+    usual = RunSpec().model_dump(mode="json")  # what a spec of before has no field for was at its default
+    known = {f"{section}.{leaf}": value for section in plain for leaf, value in usual[section].items()} | flat
+
     def lines(section: str) -> list[Line]:
         paths = [path for path in flat if path.startswith(f"{section}.")]
-        read = (path for path in paths if relevance.is_read(path, lambda leaf: str(flat.get(leaf))))
+        read = (path for path in paths if relevance.is_read(path, lambda leaf: str(known.get(leaf))))
         return [_line(path, flat[path]) for path in read]
 
     out = [Group(SECTIONS.get(section, section.capitalize()), lines(section)) for section in plain]

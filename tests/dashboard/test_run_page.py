@@ -263,6 +263,9 @@ def test_the_spec_is_said_in_the_words_of_the_form_and_only_what_counts(alice: A
     assert found["Model"]["model.kv_heads"][1] == found["Tracing"]["trace.profile_steps"][1] == "–"
     assert "model.image" not in found["Model"]  # used only by models of images
     assert "train.loss_scale" not in found["Training"]  # used only with fp16
+    del spec["train"]["optimizer"], spec["train"]["momentum"]
+    (old,) = (group for group in groups(spec) if group.title == "Training")
+    assert {"train.beta1", "train.beta2", "train.eps"} <= {line.leaf for line in old.lines}, "it was AdamW's"
 
 
 def test_one_timed_step_has_no_range(client: Client, alice: Any) -> None:
