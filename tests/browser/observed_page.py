@@ -27,6 +27,8 @@ blocked.
 """
 OVERTAKEN = ["htmx:sendAbort", "htmx:afterRequest"]
 """htmx reports these when a validation request is aborted because the form is sent or edited again."""
+JUMPED = ["TimeoutError"]
+"""A page whose clock jumps gives up answers on their way: Playwright's clock drives `AbortSignal.timeout` too."""
 LIVE_MS = 60_000
 RUN_MS = 120_000
 STEPS = 20_000

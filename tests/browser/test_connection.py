@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import Troubles, mark, same_page, until
+from tests.browser.observed_page import JUMPED, Troubles, mark, same_page, until
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -32,7 +32,8 @@ def send(page: Page, name: str, live: bool = True) -> None:
     page.evaluate("([name, live]) => window.streams.at(-1).send(name, { live })", [name, live])
 
 
-def test_a_connection_that_is_gone_without_notice_is_said_and_replaced(page: Page) -> None:
+def test_a_connection_that_is_gone_without_notice_is_said_and_replaced(page: Page, troubles: Troubles) -> None:
+    troubles.expected += JUMPED
     page.add_init_script(SILENT_STREAMS)
     page.clock.install()
     page.goto("/runs/")

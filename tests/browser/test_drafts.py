@@ -80,7 +80,7 @@ def test_what_was_typed_is_back_when_the_yard_could_not_be_reached(page: Page, t
     page.get_by_role("button", name="Queue run").click()
     page.wait_for_timeout(1_000)  # the browser's own page
     page.context.set_offline(False)
-    page.evaluate("() => history.back()")
+    page.evaluate("() => void setTimeout(() => history.back())")  # not go_back(): it waits for a load
     page.wait_for_url("**/runs/new/?preset=pp2")
     expect(page.get_by_label("Name", exact=True)).to_have_value("sent to nobody")
 

@@ -16,7 +16,18 @@ from playwright.sync_api import Page, Route, expect
 
 from dashboard.analyst.child import NICENESS
 from parallel_core import processes
-from tests.browser.observed_page import LOST, RUN_MS, Troubles, chart_points, drawn, endless, mark, same_page, until
+from tests.browser.observed_page import (
+    JUMPED,
+    LOST,
+    RUN_MS,
+    Troubles,
+    chart_points,
+    drawn,
+    endless,
+    mark,
+    same_page,
+    until,
+)
 from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -200,7 +211,10 @@ def test_a_press_that_an_update_overtakes_is_still_a_click(page: Page, under_way
     page.keyboard.press("Escape")
 
 
-def test_the_line_below_the_actions_is_as_wide_as_the_page_and_its_age_counts(page: Page, under_way: int) -> None:
+def test_the_line_below_the_actions_is_as_wide_as_the_page_and_its_age_counts(
+    page: Page, under_way: int, troubles: Troubles
+) -> None:
+    troubles.expected += JUMPED
     page.clock.install()
     page.goto(f"/runs/{under_way}/")
     line, actions, head = (page.locator(what).bounding_box() for what in (".state-line", ".actions", ".page-head"))
