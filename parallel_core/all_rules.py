@@ -27,6 +27,7 @@ from parallel_core.train_rules import (
     check_momentum,
     check_rate,
     check_steps,
+    check_weights,
 )
 from parallel_core.width_rules import check_widths
 from parallel_core.zero_rules import check_zero
@@ -45,6 +46,7 @@ def _of_outline(check: Callable[[RunSpec, Outline], None], spec: RunSpec) -> Non
 
 CHECKS: tuple[Callable[[RunSpec], None], ...] = (
     check_corpus,
+    check_weights,
     check_dropout,
     check_tensor,
     *(partial(_of_split, check) for check in SPLIT_CHECKS),

@@ -91,17 +91,24 @@ def _room(request: TextRequest, spec: RunSpec) -> dict[str, str]:
     return {}
 
 
-def inference(saved: Mapping[str, Any], tp: int, pp: int = 1, dp: int = 1, device: DeviceKind | None = None) -> RunSpec:
+def inference(
+    saved: Mapping[str, Any], tp: int, pp: int = 1, dp: int = 1, device: DeviceKind | None = None, weights: str = ""
+) -> RunSpec:
     """Returns the spec to generate with a checkpoint's model on `dp` replicas of `pp` stages of `tp` devices, without
     dropout. Stages are balanced by memory, as more of them make room and not speed: one stage works at a time.
 
-    `saved`: the spec of the checkpoint's run, whose kind of device is used unless `device` is given. Raises
-    ValidationError where the model cannot be split in this way, ValueError where it does not generate text.
+    `saved`: the spec of the checkpoint's run, whose kind of device is used unless `device` is given. `weights`: the name of
+    weights to read instead of a checkpoint. Raises ValidationError where the model cannot be split in this way, ValueError where it does not generate text.
     """
     model, train = dict(saved["model"]), saved["train"]
     if model.get("kind", "gpt") != "gpt":
         raise ValueError(f"only kind=gpt generates text, and this checkpoint has kind={model['kind']}")
-    kept = {"precision": train["precision"], "device": device or train["device"], "global_batch": dp}
+    kept = {
+        "precision": train["precision"],
+        "device": device or train["device"],
+        "global_batch": dp,
+        "weights": weights,
+    }
     split = {"dp": dp, "tp": tp, "pp": pp}
     spec = RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": split, "train": kept})
     if pp == 1:

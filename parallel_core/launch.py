@@ -108,7 +108,8 @@ class StartCommand(TypedDict):
     address: NotRequired[str]
     saves: NotRequired[CheckpointOptions | None]
     request: NotRequired[GenerationRequest | None]
-    """If given, generate this text from the checkpoint that `saves` resumes from, in place of training."""
+    """If given, generate this text from the checkpoint that `saves` resumes from, or the weights that the spec names,
+    in place of training."""
     links: NotRequired[bool]
     """Measure messages in place of training: between two hosts (profile.host_link_bench), or for a profile."""
     segment: NotRequired[int]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from parallel_core.checkpoint import llama_weights
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import host_memory
 from parallel_core.engine.stop import LossNotFinite, Stopped
@@ -97,11 +98,13 @@ def engine() -> RunRank:
         if args.command.get("links"):
             host_link_bench.run_rank(args.spec, args.rank, sink, connect, page)
             return
-        request, saves = args.command.get("request"), args.saves
-        if request is not None and saves is not None and saves.resume is not None:
-            generate.run_rank(args.spec, args.rank, sink, connect, page, saves.resume, request)
+        request, saves, cache = args.command.get("request"), args.saves, Path(args.command["corpus_cache"])
+        begins = saves.resume if saves is not None else None
+        if request is not None and begins is None and args.spec.train.weights:
+            begins = llama_weights.path_of(args.spec.train.weights, cache)
+        if request is not None and begins is not None:
+            generate.run_rank(args.spec, args.rank, sink, connect, page, begins, request)
             return
-        cache = Path(args.command["corpus_cache"])
         run_rank(args.spec, args.rank, sink, connect, page, corpus_cache=cache, saves=args.saves)
 
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.limits import DROPOUT_STEPS
+from parallel_core.llama_models import no_llama
 from parallel_core.outline import outline_of
 from parallel_core.rules import Proposal, nearest, refusal, rule_error
 
@@ -21,6 +22,15 @@ def check_corpus(spec: RunSpec) -> None:
         raise rule_error(
             ("train.corpus", "model.kind"),
             f"kind={spec.model.kind} trains on {words}, got '{spec.train.corpus}'; use corpus={able[0]}.",
+        )
+
+
+def check_weights(spec: RunSpec) -> None:
+    """Checks that a run which begins from weights has a model of which such weights can be."""
+    if spec.train.weights and (wrong := no_llama(spec.model)):
+        raise rule_error(
+            ("train.weights", wrong.partition("=")[0]),
+            f"weights={spec.train.weights} are those of a Llama, and this model has {wrong}.",
         )
 
 

@@ -179,6 +179,9 @@ class HeartbeatBody(TypedDict):
     absent until they were listed for the first time."""
     more_token_files: NotRequired[int]
     """How many others it has, where `token_files` would be too long with them."""
+    weights: NotRequired[list[dict[str, Any]]]
+    """{name, model, dtype, parameters, bytes}, or {name, why}, of the folders of Llama weights in its data folder, at
+    most 100 (parallel_core.checkpoint.llama_weights.listing); absent until they were listed for the first time."""
     texts: NotRequired[list[str]]
     """sha256 of uploaded texts in its cache, at most MOST_TEXTS; later heartbeats name the others."""
     profiles: NotRequired[list[int]]

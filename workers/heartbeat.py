@@ -21,6 +21,7 @@ from workers.outage import AWAY
 from workers.settings import Settings
 from workers.supervisor import Supervisor
 from workers.token_files import TokenFiles
+from workers.weights import Weights
 from workers.wire import Publisher
 
 log = logging.getLogger(__name__)
@@ -42,10 +43,11 @@ class Heartbeat(threading.Thread):
         address: Address,
         token_files: TokenFiles,
         texts: CachedTexts,
+        weights: Weights,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._settings, self._disk, self._address = settings, disk, address
-        self._token_files, self._texts = token_files, texts
+        self._token_files, self._texts, self._weights = token_files, texts, weights
         self._publisher, self._supervisor, self._devices = publisher, supervisor, listing
         self._poked = threading.Event()
         self._going, self._gone = threading.Event(), False
@@ -117,6 +119,8 @@ class Heartbeat(threading.Thread):
             body["disk_free"] = self._disk.free
         if self._token_files.known is not None:
             body["token_files"], body["more_token_files"] = self._token_files.known
+        if self._weights.known is not None:
+            body["weights"] = self._weights.known
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result
         if calibration:
             body["calibration"] = calibration

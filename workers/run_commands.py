@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from parallel_core.checkpoint import llama_weights
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.generation_request import read_request
 from parallel_core.launch import GenerationRequest
@@ -111,8 +112,27 @@ def read_command(raw: Any, worker: str, devices: Sequence[Device]) -> RunCommand
 def with_beginning(command: RunCommand, settings: Settings, look: Callable[[Path], Manifest] = read) -> RunCommand:
     """Adds where the command begins; `look` reads checkpoints of its own run (see `begin`).
 
-    Raises Refused if the named checkpoint is not available here.
+    Raises Refused if the named checkpoint, or the weights that it begins from, are not available here.
     """
+    command = _with_checkpoint(command, settings, look)
+    if command.beginning is None or command.beginning.resume is None:
+        _require_weights(command.spec, settings)
+    return command
+
+
+def _require_weights(spec: RunSpec, settings: Settings) -> None:
+    """Raises Refused if the spec names weights from which a run of it cannot begin here."""
+    if not (name := spec.train.weights):
+        return
+    try:
+        llama_weights.require_match(llama_weights.path_of(name, settings.corpora), spec.model)
+    except (CheckpointError, OSError) as error:
+        raise Refused(
+            f"Worker {settings.name} cannot begin from the weights in {settings.corpora / name}: {error}"
+        ) from error
+
+
+def _with_checkpoint(command: RunCommand, settings: Settings, look: Callable[[Path], Manifest]) -> RunCommand:
     if not command.alone and (settings.shared_checkpoints is None or not command.shares):
         if command.message.get("resume"):
             raise Refused("A checkpoint is read by one host, or from a folder that all of them share; here is neither.")
@@ -134,8 +154,8 @@ def _request(message: StartMessage, spec: RunSpec) -> GenerationRequest | None:
     asked = message.get("task")
     if not asked:
         return None
-    if not message.get("resume"):
-        raise Refused("Text is generated from a checkpoint; the message names none.")
+    if not message.get("resume") and not spec.train.weights:
+        raise Refused("Text is generated from a checkpoint or from weights; the message names none.")
     request, errors = read_request(asked, spec)
     if request is None:
         raise Refused(f"The request for text breaks a rule: {' '.join(errors.values())}")

@@ -25,6 +25,7 @@ from workers.relay import Relay
 from workers.settings import TELL_S, Settings
 from workers.supervisor import Supervisor
 from workers.token_files import TokenFiles
+from workers.weights import Weights
 from workers.wire import ControlReader, Publisher
 
 log = logging.getLogger(__name__)
@@ -55,10 +56,19 @@ class Worker:
         self.disk = Disk(settings.checkpoints)
         self.address = Address(settings)
         self.token_files, self.texts = TokenFiles(settings.corpora), CachedTexts(settings.corpora)
+        self.weights = Weights(settings.corpora)
         # A beat that is not answered gives up when the next one is due: else a short outage would cost the lease.
         beats = Publisher(settings, outage, HEARTBEAT_S)
         self.heartbeat = Heartbeat(
-            beats, self.supervisor, self.devices, settings, self.disk, self.address, self.token_files, self.texts
+            beats,
+            self.supervisor,
+            self.devices,
+            settings,
+            self.disk,
+            self.address,
+            self.token_files,
+            self.texts,
+            self.weights,
         )
         self.supervisor.on_running = self.heartbeat.poke
         self.control = ControlReader(settings, self.supervisor.control, outage)
@@ -69,7 +79,7 @@ class Worker:
         for one in (self.address, self.devices):  # so that the first heartbeat has them
             one.look()
         dropped = Dropped(self.settings.checkpoints)
-        looking = (self.devices, self.disk, self.address, self.token_files, self.texts, dropped)
+        looking = (self.devices, self.disk, self.address, self.token_files, self.texts, self.weights, dropped)
         for thread in (self.relay, self.supervisor, *looking, self.heartbeat, self.control):
             thread.start()
         threading.Thread(target=self._ask_the_web, name="web", daemon=True).start()

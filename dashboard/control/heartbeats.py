@@ -68,6 +68,8 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
     if "token_files" in body:
         values["token_files"] = body["token_files"] or []
         values["more_token_files"] = int(body.get("more_token_files") or 0)
+    if "weights" in body:
+        values["weights"] = body["weights"] or []
     if body.get("calibration"):
         values["calibration"] = body["calibration"]
     worker = Worker.objects.filter(name=entry.worker).first() or Worker(name=entry.worker)
@@ -109,7 +111,7 @@ def _clash(worker: Worker, entry: Entry) -> dict[str, Any]:
 def _placement_facts(worker: Worker) -> tuple[object, ...]:
     """What about a worker decides which runs can be placed there."""
     where = (worker.host, worker.boot, worker.leaving, worker.clashes)
-    files = (worker.token_files, worker.more_token_files)
+    files = (worker.token_files, worker.more_token_files, worker.weights)
     able = (worker.shared_checkpoints, worker.across_hosts, *files, worker.tasks, worker.fields)
     return (*where, devices_of(worker), *able)
 

@@ -31,6 +31,9 @@ class Worker(models.Model):
     """{name, tokens, vocab} of each token file in its data folder, apart from those in `more_token_files`."""
     more_token_files = models.PositiveIntegerField(default=0)
     """How many others it has, whose names it does not report."""
+    weights = models.JSONField(default=list, blank=True)
+    """Folders of Llama weights in its data folder, those it can begin from and those with `why` it cannot
+    (HeartbeatBody.weights)."""
     shared_checkpoints = models.BooleanField(default=False)
     """Whether its checkpoints are in a folder that other hosts also have."""
     across_hosts = models.BooleanField(default=True)

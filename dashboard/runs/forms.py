@@ -15,7 +15,7 @@ from django.utils.html import format_html
 from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
-from dashboard.runs import corpora, resuming, spec_fields
+from dashboard.runs import corpora, resuming, spec_fields, weights
 from dashboard.runs.form_words import in_form_words
 from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
@@ -140,7 +140,11 @@ class RunForm(Form):
             self.fields[entry.name] = spec_fields.form_field(entry)
         corpus = self.fields["train__corpus"].widget
         assert isinstance(corpus, forms.Select)
-        corpus.choices = corpora.choices()
+        fleet = FleetSnapshot.now()
+        corpus.choices = corpora.choices(fleet)
+        begins = self.fields["train__weights"].widget
+        assert isinstance(begins, forms.Select)
+        begins.choices = weights.choices(fleet, str(self["train__weights"].value() or ""))
         # Text inputs, like every number here: a number input of a browser drops what it does not understand. And no
         # maxlength: a name that is too long is kept whole and gets a message.
         self.fields["name"].widget.attrs.pop("maxlength")

@@ -44,12 +44,14 @@ class GenerateForm(TextFields):
         self.run, self.vocab = run, run.spec["model"]["vocab"]
         step = self.fields["step"]
         assert isinstance(step, forms.ChoiceField)
-        bad = damaged(run)
+        bad, weights = damaged(run), generating.weights_of(run)
         ordered = sorted(resuming.steps(run), key=lambda n: (n in bad, -n))  # the first is the default
         doubts = {n: f", which run {one.by} found damaged" for n, one in bad.items()}
         best = resuming.best(run)
         said = {n: ", ".join(filter(None, (f"step {n}", resuming.remark(best, n)))) for n in ordered}
-        step.choices = [(str(n), f"{said[n]}{doubts.get(n, '')}") for n in ordered]
+        step.choices = [(str(n), f"{said[n]}{doubts.get(n, '')}") for n in ordered if n or not weights]
+        if weights:
+            step.choices = [*step.choices, ("0", f"the weights {weights}, before the first step")]
         self.suit(run.spec["model"])
         for name, made in self.fields.items():
             described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
@@ -84,14 +86,14 @@ class GenerateForm(TextFields):
             return Panel(memory="Memory depends on the length of the prompt: type one.")
         try:
             step, request, split = self._asked()
-            spec = generating.spec_of(self.run, split)
+            spec = generating.spec_of(self.run, split, step)
         except services.Invalid as error:
             return self._refused(error.field_errors)
         except ValueError as error:
             return self._refused({"prompt": str(error)})
         found = read_request(request, spec)
-        check = generating.fleet_check(spec, {"run": self.run.pk, "step": step})
-        errors = {**found.errors, **generating.crowded(split, check)}
+        check = generating.fleet_check(spec, generating.begins_from(self.run, step))
+        errors = {**found.errors, **generating.lost_weights(spec), **generating.crowded(split, check)}
         if found.request is None or errors:
             return self._refused(errors)
         return generate_panel.panel(spec, found.request, check)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import generate_panel, resuming, selectors, services, submission
 from dashboard.runs.models import RankInfo, Run
+from dashboard.runs.weights import weights_errors
 from parallel_core import limits
 from parallel_core.analysis.generated import (
     Generated,
@@ -47,8 +48,20 @@ class Text:
 
 
 def able(run: Run) -> bool:
-    """Whether text can be generated from the run: it is a GPT with a checkpoint."""
-    return not run.task and run.spec.get("model", {}).get("kind", "gpt") == "gpt" and bool(resuming.steps(run))
+    """Whether text can be generated from the run: it is a GPT with a checkpoint, or begins from weights."""
+    if run.task or run.spec.get("model", {}).get("kind", "gpt") != "gpt":
+        return False
+    return bool(weights_of(run)) or bool(resuming.steps(run))
+
+
+def weights_of(run: Run) -> str:
+    """The weights from which the run begins with step 0; '' if it begins otherwise."""
+    return str(run.spec.get("train", {}).get("weights", "")) if run.resume_step is None else ""
+
+
+def begins_from(run: Run, step: int) -> ResumeFrom | None:
+    """The run's checkpoint of `step`; None of step 0 where that is the weights that the run begins from."""
+    return None if step == 0 and weights_of(run) else {"run": run.pk, "step": step}
 
 
 def prompt_tokens(given: str, vocab: int) -> list[int]:
@@ -118,11 +131,12 @@ def submit(
     Raises services.Invalid with a message by field (`step`, those of Split, or of
     parallel_core.generation_request.TextRequest).
     """
-    if gone := resuming.absent(run, step):
+    begins = begins_from(run, step)
+    if begins and (gone := resuming.absent(run, step)):
         raise services.Invalid({"step": gone})
-    spec = spec_of(run, split)
+    spec = spec_of(run, split, step)
     found = read_request(request, spec)
-    errors = {**found.errors, **crowded(split, fleet_check(spec, {"run": run.pk, "step": step}))}
+    errors = {**found.errors, **lost_weights(spec), **crowded(split, fleet_check(spec, begins))}
     if found.request is None or errors:
         raise services.Invalid(errors)
     start = text(found.request["prompt"], spec.model.vocab)
@@ -132,13 +146,20 @@ def submit(
         also=also,
         spec=spec.model_dump(mode="json"),
         name=made,
-        resume_from={"run": run.pk, "step": step},
+        resume_from=begins,
         task=dict(found.request),
     )
 
 
-def fleet_check(spec: RunSpec, begins: ResumeFrom) -> submission.FleetCheck:
-    """What the fleet says to a run that generates text from the checkpoint `begins`."""
+def lost_weights(spec: RunSpec) -> dict[str, str]:
+    """Why no worker that reports can begin from the weights, at `step`; {} if one can, or the spec names none."""
+    found = weights_errors(spec, FleetSnapshot.now())
+    return {"step": " ".join(found.values())} if found else {}
+
+
+def fleet_check(spec: RunSpec, begins: ResumeFrom | None) -> submission.FleetCheck:
+    """What the fleet says to a run that generates text from the checkpoint `begins`, or from
+    the weights that the spec names."""
     return submission.fleet_check(spec, FleetSnapshot.now(), begins=begins, task="generate")
 
 
@@ -148,10 +169,12 @@ def crowded(split: Split, check: submission.FleetCheck) -> dict[str, str]:
     return {wide: " ".join(check.errors.values())} if check.errors else {}
 
 
-def spec_of(run: Run, split: Split) -> RunSpec:
-    """The run's model on so many devices. Raises services.Invalid if it cannot be split like that."""
+def spec_of(run: Run, split: Split, step: int | None = None) -> RunSpec:
+    """The run's model on so many devices; `step` 0 may stand for the weights that it begins
+    from (`begins_from`). Raises services.Invalid if it cannot be split like that."""
     try:
-        return inference(run.spec, *split)
+        weights = weights_of(run) if step is not None and begins_from(run, step) is None else ""
+        return inference(run.spec, *split, weights=weights)
     except ValidationError as error:
         found = field_errors(error)
         field = next((name for name in ("pp", "dp") if f"parallel.{name}" in found), "tp")

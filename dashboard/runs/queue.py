@@ -220,10 +220,14 @@ def _for_absent(run: Run, why: Wait, names: Sequence[str], awaited: Sequence[Hos
         if any(not host.across for host in awaited):
             state = f"{state}, or set to take no part in runs over several hosts"
         return f"Waits for {listed}, {state}: it times messages between {listed_text(run.between)}."
-    what = "the checkpoint it begins from" if run.resume_run_id else "its token file"
+    what = "the checkpoint it begins from" if run.resume_run_id else _file_of(run)
     if len(names) > 1:
         return f"Waits for {listed}, one of which must be there for {what}."
     return f"Waits for worker {listed}, which has {what}; it {'was removed' if removed else 'is away or draining'}."
+
+
+def _file_of(run: Run) -> str:
+    return "the weights it begins from" if run.spec.get("train", {}).get("weights") else "its token file"
 
 
 def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host], asks: Request) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dashboard.runs import break_it
+from parallel_core.llama_models import LLAMA
 from parallel_core.outline import KINDS
 from parallel_core.schedule.traits import round_robins, takes_early_gradients
 
@@ -41,6 +42,8 @@ def condition(path: str) -> Condition | None:
         return Condition("train.optimizer", ("adamw",))
     if path == "train.eval_samples":
         return Condition("train.eval_every", ("0",), negated=True)
+    if path == "train.weights":
+        return Condition("model.kind", (str(LLAMA["kind"]),))
     if path.startswith("train.loss_scale"):
         return Condition("train.precision", ("fp16",))
     kinds = kinds_of(path)

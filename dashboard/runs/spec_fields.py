@@ -91,6 +91,7 @@ GROUPS = (
         (
             Entry("train.device", "Device kind"),
             Entry("train.corpus", "Corpus"),
+            Entry("train.weights", "Begin from", "Llama weights of a worker; a checkpoint in Resume from comes first"),
             Entry("train.global_batch", "Global batch", "samples a step"),
             Entry("train.steps", "Steps"),
             Entry("train.warmup_steps", "Warm-up steps", "not timed"),
@@ -213,7 +214,7 @@ def _plain_field(entry: Entry) -> forms.Field:
         words = list(TRAITS)
     if entry.path == "parallel.zero":
         words, hint = ["0", "1", "2", "3"], ""
-    if words or entry.path == "train.corpus":
+    if words or entry.path in ("train.corpus", "train.weights"):
         widget = forms.Select(choices=[(word, CHOICE_LABELS.get(word, word)) for word in words])
     return forms.CharField(label=entry.label, required=False, widget=widget, help_text=hint)
 

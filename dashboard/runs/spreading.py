@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -45,6 +45,8 @@ class Files:
     """Token file -> the workers that have it, or had it when last heard of."""
     unlisted: tuple[str, ...] = ()
     """Workers with more token files than they report: any of them may have one that is not in `tokens`."""
+    weights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Folder of Llama weights -> the workers that can begin from it, or could when last heard of."""
     _holders: dict[tuple[int, int], Holder | None] = field(default_factory=dict)
     """(run, step) -> who wrote that checkpoint, of those that `holder` has looked up."""
 
@@ -56,26 +58,36 @@ class Files:
     @classmethod
     def of(cls, fleet: FleetSnapshot) -> Files:
         """Of the whole fleet. Of token files with the same name but different sizes, counts the one that most reporting
-        workers have."""
+        workers have; so of weights with the same name but another model."""
         fleet = fleet.whole
         fresh, workers = {worker.name for worker in fleet.reporting}, fleet.every
-        have: dict[str, list[tuple[Any, str]]] = {}
+        files: dict[str, list[tuple[Any, str]]] = {}
+        weights: dict[str, list[tuple[Any, str]]] = {}
         for worker in workers:
             for file in worker.token_files:
-                have.setdefault(file["name"], []).append(((file["tokens"], file["vocab"]), worker.name))
-        tokens = {}
-        for name, found in have.items():
-            counts = Counter(size for size, worker in found if worker in fresh) or Counter(size for size, _ in found)
-            usual = counts.most_common(1)[0][0]
-            tokens[name] = tuple(worker for size, worker in found if size == usual)
+                files.setdefault(file["name"], []).append(((file["tokens"], file["vocab"]), worker.name))
+            for one in worker.weights:
+                if "why" not in one:
+                    same = (repr(sorted(one["model"].items())), one["dtype"], one["bytes"])
+                    weights.setdefault(one["name"], []).append((same, worker.name))
+        tokens = _holders_of_usual(files, fresh)
         sharing = tuple(worker.name for worker in workers if worker.shared_checkpoints and worker.name in fresh)
-        return cls(sharing, tokens, tuple(worker.name for worker in workers if worker.more_token_files))
+        return cls(
+            sharing,
+            tokens,
+            tuple(worker.name for worker in workers if worker.more_token_files),
+            _holders_of_usual(weights, fresh),
+        )
 
-    def readers(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
-        """Workers that have, or where no worker lists it may have, the token file named by the spec; () if it names
-        none."""
-        kind, _, name = str(spec.get("train", {}).get("corpus", "")).partition(":")
-        return self.tokens.get(name, self.unlisted) if kind == "tokens" else ()
+    def readers(self, spec: Mapping[str, Any], *, resumes: bool = False) -> tuple[str, ...]:
+        """Workers that have, or where no worker lists it may have, the token file named by the spec, and the weights
+        named by it unless it `resumes` from a checkpoint; () if it names none. Of those with the weights alone if none
+        has both."""
+        train = spec.get("train", {})
+        kind, _, name = str(train.get("corpus", "")).partition(":")
+        read = self.tokens.get(name, self.unlisted) if kind == "tokens" else ()
+        weights = () if resumes else self.weights.get(train.get("weights", ""), ())
+        return tuple(worker for worker in weights if worker in read) or weights or read
 
     def holder(self, begins: ResumeFrom) -> Holder | None:
         """Who wrote the checkpoint, of several the last one; None if it no longer exists."""
@@ -91,7 +103,7 @@ class Files:
 
         A checkpoint in a shared folder is available to every worker that now shares it, even while its writer is away.
         """
-        read = self.readers(spec)
+        read = self.readers(spec, resumes=holder is not None)
         if holder is None:
             return read
         have: tuple[str, ...] = (holder.worker,)
@@ -101,10 +113,20 @@ class Files:
 
     def reach(self, spec: Mapping[str, Any], *, resumes: bool = False) -> tuple[str, ...]:
         """Workers over which a run may be spread; () if any will do."""
-        read = self.readers(spec)
+        read = self.readers(spec, resumes=resumes)
         if not resumes and not spec.get("train", {}).get("checkpoint_every"):
             return read
         return tuple(name for name in self.sharing if name in read) if read else self.sharing
+
+
+def _holders_of_usual(have: Mapping[str, list[tuple[Any, str]]], fresh: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Name -> the workers that have what most of the `fresh` ones have under it. `have`: name -> [(what, worker)]."""
+    out = {}
+    for name, found in have.items():
+        counts = Counter(what for what, worker in found if worker in fresh) or Counter(what for what, _ in found)
+        usual = counts.most_common(1)[0][0]
+        out[name] = tuple(worker for what, worker in found if what == usual)
+    return out
 
 
 def alone_because(
@@ -123,7 +145,9 @@ def alone_because(
         return f"{on.text} was chosen for it"
     if host_count == 1:
         return "one was asked for"
-    if str(train.get("corpus", "")).startswith("tokens:") and len(files.readers(spec)) < 2:
+    if not resumes and train.get("weights") and len(files.readers(spec)) < 2:
+        return "the weights it begins from lie on one"
+    if str(train.get("corpus", "")).startswith("tokens:") and len(files.readers(spec, resumes=resumes)) < 2:
         return "its token file lies on one"
     if (resumes or train.get("checkpoint_every")) and len(files.reach(spec, resumes=resumes)) < 2:
         return "its checkpoints lie on one (no two workers that can run it share a folder for them)"

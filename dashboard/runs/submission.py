@@ -34,6 +34,7 @@ from dashboard.runs.spreading import (
     too_small,
     waits_for,
 )
+from dashboard.runs.weights import weights_errors
 from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
@@ -224,6 +225,8 @@ def assess(
     errors, offered = check.errors | corpus_errors(parsed), check.offered
     if resume_from is not None:
         errors |= resuming.check(parsed, resume_from)
+    else:
+        errors |= weights_errors(parsed, fleet)
     if parsed.parallel.world > services.MAX_PREDICTED_RANKS:
         return Assessment(parsed, errors, offered)
     check = with_need(parsed, check)

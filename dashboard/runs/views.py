@@ -17,8 +17,9 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
 from dashboard.control.dispatch import resume_from
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
-from dashboard.runs import next_trace, resuming, services, spec_loading, submission
+from dashboard.runs import next_trace, resuming, services, spec_loading, submission, weights
 from dashboard.runs.damaged import damaged
 from dashboard.runs.forms import RunForm, split_tags
 from dashboard.runs.models import ENDED, Run
@@ -33,7 +34,9 @@ from workers.contract import ResumeFrom
 
 
 def _form_page(request: HttpRequest, form: RunForm, status: int = 200, **more: Any) -> HttpResponse:
-    context = {"form": form, "presets": PRESETS, "panel": Panel.of(form.assessment), **more}
+    fleet = FleetSnapshot.now()
+    offers = {"weights": list(weights.offered(fleet)), "unusable_weights": weights.unusable(fleet)}
+    context = {"form": form, "presets": PRESETS, "panel": Panel.of(form.assessment), **offers, **more}
     return render(request, "runs/form.html", context, status=status)
 
 
@@ -53,7 +56,7 @@ def _initial(
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def new(request: HttpRequest) -> HttpResponse:
-    """GET: the form, from `?preset=`, or `?spec=` (JSON).
+    """GET: the form, from `?preset=`, `?weights=` (of a worker), or `?spec=` (JSON).
 
     POST: queue the run, or show what is wrong (422) with everything kept.
     """
@@ -61,6 +64,8 @@ def new(request: HttpRequest) -> HttpResponse:
         return _create(request)
     if text := request.GET.get("spec", ""):
         return _loaded(request, SpecForm({"spec": text}))
+    if (spec := weights.spec_of(request.GET.get("weights", ""), FleetSnapshot.now())) is not None:
+        return _form_page(request, _initial(spec), given=SpecForm(), begun=spec["train"]["weights"])
     preset = BY_KEY.get(request.GET.get("preset", ""), PRESETS[0])
     return _form_page(request, _initial(preset.spec), preset=preset, given=SpecForm())
 

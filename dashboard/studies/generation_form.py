@@ -91,7 +91,7 @@ class GenerationForm(TextFields, StudyForm):
             self.fields[name].widget.attrs |= NUMBER
         asked = number(str(self["run"].value() or "").strip())
         self.source = Run.objects.filter(pk=asked).first() if asked is not None else None
-        if self.source is not None and generating.able(self.source):
+        if self.source is not None and generating.able(self.source) and resuming.steps(self.source):
             self.suit(self.source.spec["model"])
             if self.source.spec["model"]["vocab"] > 256:
                 self.fields["prompt"].initial = "0, 1, 2"

@@ -29,7 +29,7 @@ _BEGIN = {
     "parallel.recompute_layers": "0; 0, 2",
 }
 _BEGIN_LISTS, _BEGIN_NUMBERS = "1; 1, 2", "1, 2, 4, 8"
-_HELD_EQUAL = {"corpus", "steps"}
+_HELD_EQUAL = {"corpus", "steps", "weights"}
 """Equal in the whole study."""
 AXES = (("field", "values"), ("second_field", "second_values"))
 """The fields of a sweep, the second of which there may be, each with its values: names in forms and settings."""

@@ -27,7 +27,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.engine import storage
+from parallel_core.engine import llama, storage
 from parallel_core.engine.collectives import Group, all_reduce
 from parallel_core.engine.flat import FlatParameters, Pieces
 from parallel_core.engine.shares import Box, Share, split
@@ -274,3 +274,14 @@ def load(trainer: Trainer, path: Path, run: int = 0) -> int:
     storage.load(shares, path, manifest, tell)
     trainer.load_scalars(manifest.scalars)
     return manifest.step
+
+
+def load_weights(trainer: Trainer, path: Path) -> None:
+    """Fills values and fp32 master weights from the folder of Llama weights at `path`; the optimizer starts anew.
+
+    Raises CheckpointError where the weights are damaged, or of another model.
+    """
+    tell = partial(trainer.progress.at, -1, "loading")
+    values = {kind: pieces for kind, pieces in trainer.loaded_buffers().items() if kind in ("value", "main")}
+    for kind, pieces in values.items():
+        llama.load(State(trainer).shares({kind: pieces}), path, trainer.spec.model, tell)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from parallel_core.analysis.generated import PER_TOKEN, Generated
 from parallel_core.checkpoint import manifest as manifests
-from parallel_core.engine import checkpoint, storage
+from parallel_core.engine import checkpoint, llama, storage
 from parallel_core.engine.device import Device, disable_cudnn_attention, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined, wait_for_all
 from parallel_core.engine.flat import FlatParameters
@@ -74,9 +74,10 @@ class _Holds(NamedTuple):
 
 
 class Generator:
-    """One rank's part of a GPT with the values of the checkpoint at `path`. `spec` has one stage per pipeline rank.
+    """One rank's part of a GPT with the values of the checkpoint at `path`, or of the weights there if `spec` names
+    any. `spec` has one stage per pipeline rank.
 
-    Raises CheckpointError where the checkpoint is damaged.
+    Raises CheckpointError where these are damaged.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Generator:
         tell: Callable[[], None] = storage.no_progress,
         moved: Callable[[], None] = storage.no_progress,
     ) -> None:
-        """`tell` is called repeatedly while the checkpoint is read, `moved` when a layer begins."""
+        """`tell` is called repeatedly while `path` is read, `moved` when a layer begins."""
         self.spec, self._device = spec, device
         self._recorder, self._moved = device.recorder(0, 0), moved
         layout, scope = Layout.of(spec), Scope(self._recorder)
@@ -110,7 +111,10 @@ class Generator:
         shares = checkpoint.State(_Holds(spec, self.flat, place, self.units)).shares(
             {"value": ((0, self.flat.values),)}
         )
-        storage.load(shares, path, manifests.read(path), tell)
+        if spec.train.weights:
+            llama.load(shares, path, spec.model, tell)
+        else:
+            storage.load(shares, path, manifests.read(path), tell)
 
     @torch.no_grad()
     def generate(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from parallel_core.atomic_file import whole_file
 from parallel_core.checkpoint import folder as folders
-from parallel_core.checkpoint import safetensors
+from parallel_core.checkpoint import llama_weights, safetensors
+from parallel_core.checkpoint.llama_weights import CONFIG, EPS, model_of, read_config
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.engine import storage
 from parallel_core.engine.shares import Box, ComputedShare, Share
@@ -28,97 +30,16 @@ from parallel_core.llama_models import no_llama
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
-from parallel_core.untrusted import PARSE_ERRORS
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
-CONFIG = "config.json"
-EPS = 1e-5
-"""Epsilon of this engine's RMSNorm."""
 BYTES = 256
 """Size of the vocabulary in which each byte is a token."""
 OWN_TOKENS = "own"
 """Name of the token file in the spec of a model with any other vocabulary: the user has to pack it first."""
 
-_ABLE: dict[str, tuple[Any, ...]] = {
-    "model_type": ("llama",),
-    "hidden_act": ("silu",),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-    "partial_rotary_factor": (1, None),
-    "rms_norm_eps": (EPS,),
-}
-"""Field of config.json -> the values that this engine supports."""
-_ROPE_FIELDS = ("rope_parameters", "rope_scaling")
-"""Fields with RoPE's settings: transformers 5 writes the first, which includes the base, earlier ones the second."""
-_ROPE_ABLE: dict[str, tuple[Any, ...]] = {
-    "rope_type": ("default",),
-    "type": ("default",),
-    "partial_rotary_factor": (1, None),
-}
-"""Key in these fields -> the supported values; the first is the default."""
-_OLDEST_ROPE_BASE = 10_000.0
-"""Base of the first Llamas, whose config.json has none."""
-
 Get = Callable[[str], Tensor]
 """Returns the full tensor of a name."""
-
-
-def model_of(config: Mapping[str, Any], seq: int) -> dict[str, Any]:
-    """The fields of ModelSpec from a config.json, for sequences of `seq` tokens. Raises CheckpointError if this engine
-    does not support the model."""
-    for key, able in _ABLE.items():
-        if config.get(key) not in able:
-            raise CheckpointError(f"{CONFIG} has {key}={config.get(key)!r}; this engine has {able[0]!r}.")
-    try:
-        model = {
-            "layers": config["num_hidden_layers"],
-            "hidden": config["hidden_size"],
-            "heads": config["num_attention_heads"],
-            "kv_heads": config.get("num_key_value_heads"),
-            "ffn": config["intermediate_size"],
-            "vocab": config["vocab_size"],
-            "tied": bool(config.get("tie_word_embeddings", False)),
-            "rope_base": _rope_base(config),
-        }
-        head = config.get("head_dim") or model["hidden"] // model["heads"]
-        fits = head * model["heads"] == model["hidden"]
-    except KeyError as error:
-        raise CheckpointError(f"{CONFIG} lacks {error}.") from error
-    except (*PARSE_ERRORS, ZeroDivisionError) as error:
-        raise CheckpointError(f"{CONFIG} has a size that is no number of a model ({error}).") from error
-    if not fits:
-        raise CheckpointError(f"{CONFIG} has head_dim={head}; this engine's is hidden_size / num_attention_heads.")
-    llama = {"positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
-    return {**model, **llama, "kind": "gpt", "seq": seq}
-
-
-def _rope_base(config: Mapping[str, Any]) -> float:
-    """The base of RoPE's angles from any of the fields that may have it. Raises CheckpointError if RoPE is scaled, or
-    the fields contradict each other."""
-    bases = {"rope_theta": config.get("rope_theta")}
-    for field in _ROPE_FIELDS:
-        rope = {} if config.get(field) is None else config[field]
-        if not isinstance(rope, dict):
-            raise CheckpointError(f"{CONFIG} has {field}={rope!r}; it must be null or an object with named fields.")
-        for key, able in _ROPE_ABLE.items():
-            if rope.get(key, able[0]) not in able:
-                raise CheckpointError(f"{CONFIG} has {field}.{key}={rope[key]!r}; this engine has {able[0]!r}.")
-        bases[f"{field}.rope_theta"] = rope.get("rope_theta")
-    known = {field: _number(field, base) for field, base in bases.items() if base is not None}
-    if len(set(known.values())) > 1:
-        said = " and ".join(f"{field}={base:g}" for field, base in known.items())
-        raise CheckpointError(f"{CONFIG} has {said}; they must be the same base.")
-    if not known and config.get("rope_parameters") is not None:
-        raise CheckpointError(f"{CONFIG} has rope_parameters without rope_theta; it must hold the base of the angles.")
-    return next(iter(known.values()), _OLDEST_ROPE_BASE)
-
-
-def _number(field: str, value: Any) -> float:
-    try:
-        return float(value)
-    except PARSE_ERRORS as error:
-        raise CheckpointError(f"{CONFIG} has {field}={value!r}; it must be a number.") from error
 
 
 def config_of(model: ModelSpec) -> dict[str, Any]:
@@ -154,7 +75,7 @@ def ours(model: ModelSpec, name: str, get: Get) -> Tensor:
     if layer == "qkv":
         q, k, v = (get(f"{their}.self_attn.{part}_proj.weight") for part in "qkv")
         kv = GptOutline(model).kv_heads
-        return torch.cat([part.view(kv, -1, model.hidden) for part in (q, k, v)], 1).flatten(0, 1)
+        return torch.cat([part.view(kv, -1, part.shape[-1]) for part in (q, k, v)], 1).flatten(0, 1)
     if layer == "fc1":
         return torch.stack([get(f"{their}.mlp.{part}_proj.weight") for part in ("gate", "up")], 1).flatten(0, 1)
     return get(f"{their}.{_SAME[unit.rsplit('.', 1)[1], layer]}.weight")
@@ -194,7 +115,7 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
 
     Raises CheckpointError if the weights are damaged, incomplete, or of no Llama of this engine, or writing fails.
     """
-    spec = _spec(_config(path), seq)
+    spec = _spec(read_config(path), seq)
     files = safetensors.open_all(path)
 
     def shape(name: str) -> Tensor:
@@ -214,6 +135,60 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
         dtype = _of_shape(spec.model, name, full, shape).dtype  # the widest of the tensors that it is combined from
         made[f"value/{name}"] = ComputedShare(full, dtype, partial(_of_shape, spec.model, name, full, get))
     return spec, _publish(made, spec, out)
+
+
+def load(
+    shares: Mapping[str, Share], path: Path, model: ModelSpec, tell: Callable[[], None] = storage.no_progress
+) -> None:
+    """Fills the memory of `shares`, named <kind>/<parameter>, from the folder of Llama weights at `path`, under any
+    layout. The files are mapped, and of a tensor only the rows and columns in the shares are read.
+
+    `tell` is called once per share. Raises CheckpointError if the weights are damaged or of another model.
+    """
+    llama_weights.require_match(path, model)
+    files = safetensors.open_all(path)
+    for name, share in shares.items():
+        tell()
+        rows = _Rows(model, name.partition("/")[2], files)
+        for box, memory in share.parts():
+            memory.copy_(rows.part(box, memory.dtype))
+
+
+class _Rows:
+    """A parameter as the rows of Hugging Face's tensors that it is combined from."""
+
+    def __init__(self, model: ModelSpec, name: str, files: Mapping[str, safetensors.SafeTensors]) -> None:
+        self._files = files
+        self._sources: list[tuple[int, Tensor]] = []
+        self._total = 0
+        self._numbers = ours(model, name, self._numbered).flatten()
+
+    def _numbered(self, name: str) -> Tensor:
+        """The numbers of the tensor's rows among those of all sources, in the shape of its first column."""
+        source = _mapped(self._files[name], name)
+        first, self._total = self._total, self._total + len(source)
+        self._sources.append((first, source))
+        return torch.arange(first, self._total).view(-1, *[1] * (source.dim() - 1))
+
+    def part(self, box: Box, dtype: torch.dtype) -> Tensor:
+        """The elements of a box of the parameter."""
+        inner = tuple(slice(at, at + size) for at, size in zip(box.offsets[1:], box.sizes[1:], strict=True))
+        rows = slice(box.offsets[0], box.offsets[0] + box.sizes[0])
+        if len(self._sources) == 1:
+            return self._sources[0][1][rows, *inner]
+        wanted, out = self._numbers[rows], torch.empty(box.sizes, dtype=dtype)
+        for first, source in self._sources:
+            (at,) = torch.where((wanted >= first) & (wanted < first + len(source)))
+            out[at] = source[:, *inner][wanted[at] - first].to(dtype)
+        return out
+
+
+def _mapped(file: safetensors.SafeTensors, name: str) -> Tensor:
+    """A tensor in the file's mapping, not to be written to."""
+    entry = file.entries[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the memory is read-only, as it should be
+        return torch.frombuffer(file.data(name), dtype=TYPES[entry.dtype]).view(entry.shape)
 
 
 def _publish(made: Mapping[str, Share], spec: RunSpec, out: Path) -> Manifest:
@@ -243,18 +218,6 @@ def _spec(config: Mapping[str, Any], seq: int) -> RunSpec:
     except ValidationError as error:
         said = " ".join(f"{field}: {why}" for field, why in field_errors(error).items())
         raise CheckpointError(f"{CONFIG} describes no model of this engine. {said}") from error
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((path / CONFIG).read_text())
-    except OSError as error:
-        raise CheckpointError(f"{path / CONFIG} cannot be read: {error.strerror or error}") from error
-    except PARSE_ERRORS as error:
-        raise CheckpointError(f"{path / CONFIG} is no JSON ({error}).") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path / CONFIG} is no description of a model: it holds no names.")
-    return config
 
 
 def _of_shape(model: ModelSpec, name: str, shape: tuple[int, ...], get: Get) -> Tensor:

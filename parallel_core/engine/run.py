@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from parallel_core.checkpoint import llama_weights
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine import checkpoint
@@ -67,7 +68,7 @@ def run_rank(
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
         report.meter = StepMeter(trainer.recorder, rank, trainer.layout)
         report.hello(trainer.flat, trainer.units, trainer.layout)
-        first, saver = _load_checkpoint(trainer, saves, sink, groups.world)
+        first, saver = _load(trainer, saves, corpus_cache, sink, groups.world)
         _prepare(trainer, first, saver is not None, groups.store if rendezvous.node is not None else None)
         if first == spec.train.steps:
             _end(trainer, report, saver)
@@ -97,15 +98,18 @@ def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None
     trainer.device.forget_memory_peak()
 
 
-def _load_checkpoint(
-    trainer: Trainer, saves: CheckpointConfig | None, sink: Sink, world: Group
+def _load(
+    trainer: Trainer, saves: CheckpointConfig | None, data: Path | None, sink: Sink, world: Group
 ) -> tuple[int, checkpoint.Saver | None]:
-    """Loads the checkpoint to resume from, if any; returns (the first step to train, the saver or None)."""
-    if saves is None:
-        return 0, None
-    first = 0
-    if saves.resume is not None:
+    """Loads the checkpoint to resume from, if any, or else the weights in the folder `data` that the spec names, if it
+    names any; returns (the first step to train, the saver or None)."""
+    first, weights = 0, trainer.spec.train.weights
+    if saves is not None and saves.resume is not None:
         first = checkpoint.load(trainer, saves.resume, saves.run)
+    elif weights:
+        checkpoint.load_weights(trainer, llama_weights.path_of(weights, data))
+    if saves is None:
+        return first, None
     saver = checkpoint.Saver(trainer, saves, sink, world)
     trainer.stop.listen()
     return first, saver

@@ -37,6 +37,10 @@ class Share:
         """Returns the memory of the box that begins at `offsets`."""
         return self._parts[offsets]
 
+    def parts(self) -> list[tuple[Box, Tensor]]:
+        """Returns the boxes, each with its memory in the shape of the box."""
+        return [(Box(tuple(offsets), tuple(memory.shape)), memory) for offsets, memory in self._parts.items()]
+
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [ChunkStorageMetadata(offsets, memory.shape) for offsets, memory in self._parts.items()]
 

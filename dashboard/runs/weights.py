@@ -1,0 +1,90 @@
+"""Llama weights that workers offer for a run to begin from: the choices of the form, and whether they suit a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs.spreading import Files
+from parallel_core.analysis.quantities import bytes_text, count_text, listed_text
+from parallel_core.checkpoint import llama_weights
+from parallel_core.spec import RunSpec
+
+FIELD = "train.weights"
+NONE = "Random initial values"
+BYTES = 256
+"""Size of a vocabulary that reads text as bytes."""
+HOW = "A folder of Llama weights lies in a worker's data folder, with config.json and model.safetensors (or its index)."
+
+
+def offered(fleet: FleetSnapshot) -> dict[str, tuple[dict[str, Any], list[str]]]:
+    """Name -> (what `llama_weights.described` tells of them, the reporting workers that have them)."""
+    have = Files.of(fleet).weights
+    out: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for worker in fleet.reporting:
+        for entry in worker.weights:
+            if "why" not in entry and worker.name in have.get(entry["name"], ()):
+                out.setdefault(entry["name"], (entry, []))[1].append(worker.name)
+    return dict(sorted(out.items()))
+
+
+def choices(fleet: FleetSnapshot, chosen: str = "") -> list[tuple[str, str]]:
+    """(value, label) of random values and of all weights; `chosen` stays one of them although no worker has it."""
+    found = [(name, f"{name} ({_text(entry)}; on {listed_text(on)})") for name, (entry, on) in offered(fleet).items()]
+    lost = [(chosen, f"{chosen} (on no worker that reports)")] if chosen and chosen not in dict(found) else []
+    return [("", NONE), *found, *lost]
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    """`8.03 B parameters in BF16, 15.0 GiB: 32 layers of 4096, 32 heads, 8 of keys and values, vocabulary 128256`."""
+    model = entry["model"]
+    sizes = f"{count_text(entry['parameters'])} parameters in {entry['dtype']}, {bytes_text(entry['bytes'])}"
+    heads = f"{model['heads']} heads, {model['kv_heads'] or model['heads']} of keys and values"
+    return f"{sizes}: {model['layers']} layers of {model['hidden']}, {heads}, vocabulary {model['vocab']}"
+
+
+def unusable(fleet: FleetSnapshot) -> list[str]:
+    """Why other folders are not offered, a text for each."""
+    every = ((worker.name, entry) for worker in fleet.reporting for entry in worker.weights)
+    return [f"{entry['name']} on {worker}: {entry['why']}" for worker, entry in every if "why" in entry]
+
+
+def spec_of(name: str, fleet: FleetSnapshot) -> dict[str, Any] | None:
+    """A spec that begins from the weights, with their model and the default of everything else; None if no worker that
+    reports has them."""
+    found = offered(fleet).get(name)
+    if found is None:
+        return None
+    model = found[0]["model"]
+    tokens = sorted({file["name"] for worker in fleet.among(found[1]) for file in worker.token_files})
+    corpus = {"corpus": f"tokens:{tokens[0]}"} if model["vocab"] > BYTES and tokens else {}
+    return {"model": model, "train": {"weights": name, **corpus}}
+
+
+def weights_errors(spec: RunSpec, fleet: FleetSnapshot) -> dict[str, str]:
+    """Error by field if no reporting worker can begin from the weights, or the model differs from theirs. {} while no
+    worker reports."""
+    name = spec.train.weights
+    if not name or not fleet.reporting:
+        return {}
+    found = offered(fleet)
+    if name not in found:
+        return {FIELD: _missing(name, fleet, list(found))}
+    readers = Files.of(fleet).readers(spec.model_dump(mode="json"))
+    if not set(readers).intersection(found[name][1]):
+        return {FIELD: f"No worker that reports has both the weights {name} and the token file {spec.train.corpus}."}
+    try:
+        wrong = llama_weights.differences(found[name][0]["model"], spec.model)
+    except ValidationError:  # of a worker of another version
+        return {FIELD: f"The worker describes the weights {name} in words of another version; update it."}
+    return {f"model.{leaf}": llama_weights.difference(name, leaf, *values) for leaf, values in wrong.items()}
+
+
+def _missing(name: str, fleet: FleetSnapshot, others: list[str]) -> str:
+    every = [(worker.name, entry) for worker in fleet.reporting for entry in worker.weights if entry["name"] == name]
+    if why := next((f"on {worker}: {entry['why']}" for worker, entry in every if "why" in entry), ""):
+        return f"The weights {name} cannot be used {why}"
+    return f"No worker that reports has the weights {name}; {f'they have {listed_text(others)}.' if others else HOW}"

@@ -1,0 +1,34 @@
+"""A run that begins from a folder of Llama weights has the values of one that begins from their import."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.engine import checkpoint
+from parallel_core.engine.llama import import_weights
+from parallel_core.engine.trainer import Trainer
+from parallel_core.spec import RunSpec
+from tests.parallel_core import ranks
+from tests.parallel_core.test_llama import SEQ, put, tensors
+
+
+@pytest.mark.parametrize("split", [{}, {"tp": 2}, {"dp": 2, "zero": 1}], ids=str)
+def test_values_are_those_of_the_import(split: dict[str, int], tmp_path: Path) -> None:
+    weights = put(tmp_path / "theirs", tensors(torch.float32))
+    made, _ = import_weights(weights, tmp_path / "ours", SEQ)
+    spec = RunSpec.model_validate({**made.model_dump(), "parallel": split, "train": {"global_batch": 2}})
+
+    def use(trainer: Trainer) -> Any:
+        checkpoint.load_weights(trainer, weights)
+        direct = trainer.flat.values.clone()
+        trainer.flat.values.zero_()
+        checkpoint.load(trainer, folders.path_of(tmp_path / "ours", 0))
+        return torch.equal(direct, trainer.flat.values), bool(direct.any())
+
+    assert set(ranks.run(spec, partial(ranks.with_trainer, use=use), ranks.scratch())) == {(True, True)}
