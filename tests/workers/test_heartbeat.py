@@ -23,7 +23,7 @@ class Counting(Heartbeat):
 
     def __init__(self) -> None:
         nothing: Any = None
-        super().__init__(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing)
+        super().__init__(*(nothing,) * 9)
         self.beats = threading.Semaphore(0)
 
     def _beat(self) -> None:
