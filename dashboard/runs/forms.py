@@ -145,6 +145,7 @@ class RunForm(Form):
         begins = self.fields["train__weights"].widget
         assert isinstance(begins, forms.Select)
         begins.choices = weights.choices(fleet, str(self["train__weights"].value() or ""))
+        self.models_of_weights = weights.fill(fleet)
         # Text inputs, like every number here: a number input of a browser drops what it does not understand. And no
         # maxlength: a name that is too long is kept whole and gets a message.
         self.fields["name"].widget.attrs.pop("maxlength")

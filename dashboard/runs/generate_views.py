@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django import forms
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
@@ -132,16 +133,24 @@ def _degree(name: str, given: str) -> int:
     return degree
 
 
+def _source(pk: int, weights: str) -> Run:
+    """The run to generate text from: that number, or 0 with the name of `weights` that a worker has."""
+    run = generating.of_weights(weights) if weights else get_object_or_404(Run, pk=pk)
+    if run is None:
+        raise Http404("no worker that reports has these weights")
+    if not generating.able(run):
+        raise Http404("no worker has a checkpoint of this run that text could be generated from")
+    return run
+
+
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
-def generate(request: HttpRequest, pk: int) -> HttpResponse:
+def generate(request: HttpRequest, pk: int = 0, weights: str = "") -> HttpResponse:
     """GET: the form; `?like=` filled with the request of another run that generated, `?step=` at a checkpoint.
 
     POST: queue it, or show what is wrong (422) with everything kept.
     """
-    run = get_object_or_404(Run, pk=pk)
-    if not generating.able(run):
-        raise Http404("no worker has a checkpoint of this run that text could be generated from")
+    run = _source(pk, weights)
     if request.method == "POST":
         form = GenerateForm(run, request.POST)
         made = form.queue(request.user)
@@ -157,22 +166,20 @@ def generate(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 @member_required
-def check(request: HttpRequest, pk: int) -> HttpResponse:
+def check(request: HttpRequest, pk: int = 0, weights: str = "") -> HttpResponse:
     """The panel for what has been typed so far. Queues nothing."""
-    run = get_object_or_404(Run, pk=pk)
-    if not generating.able(run):
-        raise Http404("no worker has a checkpoint of this run that text could be generated from")
-    form = GenerateForm(run, request.POST)
+    form = GenerateForm(_source(pk, weights), request.POST)
     return render(request, "runs/form_check.html", {"form": form, "panel": form.panel()})
 
 
 def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
     asked = number(given.get("like"))
-    like = Run.objects.filter(pk=asked, resume_run=run).first() if asked is not None else None
+    of_run = Q(resume_run=run) | Q(pk=run.pk)
+    like = Run.objects.filter(of_run, pk=asked).first() if asked is not None else None
     step = str(given.get("step", ""))
     if like is None or not like.task:
         return {"step": step} if step else {}
     prompt = text(like.task["prompt"], run.spec["model"]["vocab"])
     split = {name: str(like.spec["parallel"][name]) for name in generating.Split._fields}
     numbers = {name: str(like.task.get(name, 0)) for name in ("new", "samples", "temperature", "top_k", "seed")}
-    return {"step": str(like.resume_step), "prompt": prompt, **split, **numbers}
+    return {"step": str(like.resume_step or 0), "prompt": prompt, **split, **numbers}

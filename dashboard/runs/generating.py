@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import generate_panel, resuming, selectors, services, submission
+from dashboard.runs import generate_panel, resuming, selectors, services, submission, weights
 from dashboard.runs.models import RankInfo, Run
-from dashboard.runs.weights import weights_errors
 from parallel_core import limits
 from parallel_core.analysis.generated import (
     Generated,
@@ -48,8 +47,9 @@ class Text:
 
 
 def able(run: Run) -> bool:
-    """Whether text can be generated from the run: it is a GPT with a checkpoint, or begins from weights."""
-    if run.task or run.spec.get("model", {}).get("kind", "gpt") != "gpt":
+    """Whether text can be generated from the run: it is a GPT with a checkpoint, or begins from weights, also to
+    generate."""
+    if (run.task and not run.generates) or run.spec.get("model", {}).get("kind", "gpt") != "gpt":
         return False
     return bool(weights_of(run)) or bool(resuming.steps(run))
 
@@ -57,6 +57,13 @@ def able(run: Run) -> bool:
 def weights_of(run: Run) -> str:
     """The weights from which the run begins with step 0; '' if it begins otherwise."""
     return str(run.spec.get("train", {}).get("weights", "")) if run.resume_step is None else ""
+
+
+def of_weights(name: str) -> Run | None:
+    """A run that begins from weights of a worker, as a source of text; it is not in the database, and its number is 0.
+    None if no worker that reports has them."""
+    made = weights.spec_of(name, FleetSnapshot.now())
+    return None if made is None else Run(pk=0, name=name, spec=RunSpec.model_validate(made).model_dump(mode="json"))
 
 
 def begins_from(run: Run, step: int) -> ResumeFrom | None:
@@ -153,13 +160,13 @@ def submit(
 
 def lost_weights(spec: RunSpec) -> dict[str, str]:
     """Why no worker that reports can begin from the weights, at `step`; {} if one can, or the spec names none."""
-    found = weights_errors(spec, FleetSnapshot.now())
+    found = weights.weights_errors(spec, FleetSnapshot.now())
     return {"step": " ".join(found.values())} if found else {}
 
 
 def fleet_check(spec: RunSpec, begins: ResumeFrom | None) -> submission.FleetCheck:
-    """What the fleet says to a run that generates text from the checkpoint `begins`, or from
-    the weights that the spec names."""
+    """What the fleet says to a run that generates text from the checkpoint `begins`, or from the weights that the spec
+    names."""
     return submission.fleet_check(spec, FleetSnapshot.now(), begins=begins, task="generate")
 
 
@@ -170,11 +177,11 @@ def crowded(split: Split, check: submission.FleetCheck) -> dict[str, str]:
 
 
 def spec_of(run: Run, split: Split, step: int | None = None) -> RunSpec:
-    """The run's model on so many devices; `step` 0 may stand for the weights that it begins
-    from (`begins_from`). Raises services.Invalid if it cannot be split like that."""
+    """The run's model on so many devices; `step` 0 may stand for the weights that it begins from (`begins_from`).
+    Raises services.Invalid if it cannot be split like that."""
     try:
-        weights = weights_of(run) if step is not None and begins_from(run, step) is None else ""
-        return inference(run.spec, *split, weights=weights)
+        read = weights_of(run) if step is not None and begins_from(run, step) is None else ""
+        return inference(run.spec, *split, weights=read)
     except ValidationError as error:
         found = field_errors(error)
         field = next((name for name in ("pp", "dp") if f"parallel.{name}" in found), "tp")

@@ -19,7 +19,7 @@ from dashboard.accounts.roles import may_change
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
-from dashboard.runs import next_trace, resuming, services, spec_loading, submission, weights
+from dashboard.runs import generating, next_trace, resuming, services, spec_loading, submission, weights
 from dashboard.runs.damaged import damaged
 from dashboard.runs.forms import RunForm, split_tags
 from dashboard.runs.models import ENDED, Run
@@ -34,9 +34,9 @@ from workers.contract import ResumeFrom
 
 
 def _form_page(request: HttpRequest, form: RunForm, status: int = 200, **more: Any) -> HttpResponse:
-    fleet = FleetSnapshot.now()
-    offers = {"weights": list(weights.offered(fleet)), "unusable_weights": weights.unusable(fleet)}
-    context = {"form": form, "presets": PRESETS, "panel": Panel.of(form.assessment), **offers, **more}
+    unusable = weights.unusable(FleetSnapshot.now())
+    shown = {"form": form, "presets": PRESETS, "panel": Panel.of(form.assessment), "unusable_weights": unusable}
+    context = {**shown, **more}
     return render(request, "runs/form.html", context, status=status)
 
 
@@ -125,6 +125,8 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
     run = get_object_or_404(Run, pk=pk)
     if run.task and run.resume_run_id:
         return redirect(f"{reverse('runs:generate', args=[run.resume_run_id])}?like={run.pk}")
+    if run.generates and generating.weights_of(run):
+        return redirect(f"{reverse('runs:generate', args=[run.pk])}?like={run.pk}")
     if run.between:
         return redirect(f"{reverse('fleet:list')}#links")
     name, lost = _name_of_next(run, "copy"), resuming.lost_beginning(run)

@@ -7,7 +7,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.fleet.selectors import FleetSnapshot, devices_of
+from dashboard.runs.entry import html_name
+from dashboard.runs.spec_fields import ENTRIES, text_of
 from dashboard.runs.spreading import Files
 from parallel_core.analysis.quantities import bytes_text, count_text, listed_text
 from parallel_core.checkpoint import llama_weights
@@ -53,21 +55,35 @@ def unusable(fleet: FleetSnapshot) -> list[str]:
 
 
 def spec_of(name: str, fleet: FleetSnapshot) -> dict[str, Any] | None:
-    """A spec that begins from the weights, with their model and the default of everything else; None if no worker that
-    reports has them."""
+    """A spec that begins from the weights, with their model, a token file that such a worker has if text is not read as
+    bytes, and GPUs (in bf16 for weights that are) if it has some; else the defaults. None if no worker that reports has
+    them."""
     found = offered(fleet).get(name)
     if found is None:
         return None
     model = found[0]["model"]
+    gpus = any("cuda" in devices_of(worker) for worker in fleet.among(found[1]))
+    train = {"device": "cuda", **({"precision": "bf16"} if found[0]["dtype"] == "BF16" else {})} if gpus else {}
     tokens = sorted({file["name"] for worker in fleet.among(found[1]) for file in worker.token_files})
     corpus = {"corpus": f"tokens:{tokens[0]}"} if model["vocab"] > BYTES and tokens else {}
-    return {"model": model, "train": {"weights": name, **corpus}}
+    return {"model": model, "train": {"weights": name, **train, **corpus}}
+
+
+def fill(fleet: FleetSnapshot) -> dict[str, dict[str, str | bool]]:
+    """Name -> fields of the New run form with their model: a switch as true or false, all else as text. The length of
+    the sequences is not among them, as no weight depends on it."""
+    return {name: _form_fields(entry["model"]) for name, (entry, _) in offered(fleet).items()}
+
+
+def _form_fields(model: Mapping[str, Any]) -> dict[str, str | bool]:
+    known = {f"model.{leaf}": value for leaf, value in model.items() if leaf != "seq"}
+    return {html_name(path): text_of(path, value) for path, value in known.items() if path in ENTRIES}
 
 
 def weights_errors(spec: RunSpec, fleet: FleetSnapshot) -> dict[str, str]:
-    """Error by field if no reporting worker can begin from the weights, or the model differs from theirs. {} while no
-    worker reports."""
-    name = spec.train.weights
+    """Error by field if no reporting worker of the whole fleet can begin from the weights, or the model differs from
+    theirs. {} while no worker reports."""
+    name, fleet = spec.train.weights, fleet.whole
     if not name or not fleet.reporting:
         return {}
     found = offered(fleet)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,10 @@ _OLDEST_ROPE_BASE = 10_000.0
 
 def model_of(config: Mapping[str, Any], seq: int) -> dict[str, Any]:
     """The fields of ModelSpec from a config.json, for sequences of `seq` tokens. Raises CheckpointError if this engine
-    does not support the model."""
+    does not support the model, or the weights are quantised."""
+    if (how := config.get("quantization_config")) is not None:
+        kind = how.get("quant_method") if isinstance(how, dict) else how
+        raise CheckpointError(f"{CONFIG} has quantization_config {kind!r}; weights are {', '.join(TYPES)}.")
     for key, able in _ABLE.items():
         if config.get(key) not in able:
             raise CheckpointError(f"{CONFIG} has {key}={config.get(key)!r}; this engine has {able[0]!r}.")
@@ -166,13 +169,8 @@ def described(path: Path) -> dict[str, Any]:
     `dtype` names every element type, the most frequent first. Raises CheckpointError if this engine cannot begin from
     them: another model, biases, a tied head beside one of its own, quantised numbers, cut or missing files.
     """
-    config = read_config(path)
-    if (how := config.get("quantization_config")) is not None:
-        kind = how.get("quant_method") if isinstance(how, dict) else how
-        raise CheckpointError(f"{CONFIG} has quantization_config {kind!r}; weights are {', '.join(TYPES)}.")
-    model = _model(config)
-    _require_safetensors(path)
-    files = safetensors.open_all(path)
+    model = _model(read_config(path))
+    files = open_all(path)
     _check(files, model)
     wanted = expected(model)
     counts: dict[str, int] = {}
@@ -197,9 +195,11 @@ def _model(config: Mapping[str, Any]) -> ModelSpec:
         raise CheckpointError(f"{CONFIG} describes no model of this engine. {said}") from error
 
 
-def _require_safetensors(path: Path) -> None:
+def open_all(path: Path) -> dict[str, safetensors.SafeTensors]:
+    """Tensor name -> the file of the folder that has it. Raises CheckpointError as safetensors.open_all, and with the
+    name of pickled weights where there are only such."""
     if (path / safetensors.INDEX).exists() or (path / safetensors.SINGLE).exists():
-        return
+        return safetensors.open_all(path)
     pickled = sorted(file.name for kind in PICKLED for file in path.glob(kind))
     has = f"has {pickled[0]}, and pickled weights are never loaded, as that would run their code" if pickled else ""
     raise CheckpointError(
@@ -220,7 +220,12 @@ def _check(files: Mapping[str, safetensors.SafeTensors], model: ModelSpec) -> No
             raise CheckpointError(f"The weights hold {name} as {entry.dtype}; this engine reads {', '.join(TYPES)}.")
         if entry.shape != shape:
             raise CheckpointError(f"The weights' {name} has shape {entry.shape}; {CONFIG} says {shape}.")
-    for name in files.keys() - wanted.keys():
+    require_no_others(files, model)
+
+
+def require_no_others(names: Iterable[str], model: ModelSpec) -> None:
+    """Raises CheckpointError if weights have a tensor that the model has not: its values would be lost silently."""
+    for name in sorted(set(names) - expected(model).keys()):
         if name == "lm_head.weight":
             raise CheckpointError(f"The weights have {name}, but {CONFIG} has tie_word_embeddings=True.")
         if name.endswith(".bias"):

@@ -27,7 +27,8 @@ from parallel_core.atomic_file import whole_file
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.untrusted import PARSE_ERRORS
 
-ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
+ITEM |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 """The format's name of an element type -> bytes of an element."""
 MAX_HEADER = 100 * 2**20
 """Largest header in bytes, as in the reference implementation."""

@@ -116,7 +116,8 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
     Raises CheckpointError if the weights are damaged, incomplete, or of no Llama of this engine, or writing fails.
     """
     spec = _spec(read_config(path), seq)
-    files = safetensors.open_all(path)
+    files = llama_weights.open_all(path)
+    llama_weights.require_no_others(files, spec.model)
 
     def shape(name: str) -> Tensor:
         if name not in files:
