@@ -97,8 +97,8 @@ def inference(
     """Returns the spec to generate with a checkpoint's model on `dp` replicas of `pp` stages of `tp` devices, without
     dropout. Stages are balanced by memory, as more of them make room and not speed: one stage works at a time.
 
-    `saved`: the spec of the checkpoint's run, whose kind of device is used unless `device` is given. `weights`: the name
-    of weights to read instead of a checkpoint. Raises ValidationError where the model cannot be split in this way,
+    `saved`: the spec of the checkpoint's run, whose kind of device is used unless `device` is given. `weights`: the
+    name of weights to read instead of a checkpoint. Raises ValidationError where the model cannot be split in this way,
     ValueError where it does not generate text.
     """
     model, train = dict(saved["model"]), saved["train"]

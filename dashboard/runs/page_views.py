@@ -122,6 +122,7 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "trains": _trains(run),
         "cause": cause_of(run),
         "placed": placed(attempt) if attempt else "",
+        "weights": generating.weights_of(run),
         "beginning": beginning(attempt) if attempt else "",
         "checkpoints": resuming.sound(run),
         "damaged": damaged(run).values(),

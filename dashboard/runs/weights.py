@@ -41,7 +41,8 @@ def choices(fleet: FleetSnapshot, chosen: str = "") -> list[tuple[str, str]]:
 
 
 def _text(entry: Mapping[str, Any]) -> str:
-    """`8.03 B parameters in BF16, 15.0 GiB: 32 layers of 4096, 32 heads, 8 of keys and values, vocabulary 128256`."""
+    """`8 030 261 248 parameters in BF16, 15.0 GiB: 32 layers of 4096, 32 heads, 8 of keys and values, vocabulary
+    128256`."""
     model = entry["model"]
     sizes = f"{count_text(entry['parameters'])} parameters in {entry['dtype']}, {bytes_text(entry['bytes'])}"
     heads = f"{model['heads']} heads, {model['kv_heads'] or model['heads']} of keys and values"
@@ -89,8 +90,8 @@ def weights_errors(spec: RunSpec, fleet: FleetSnapshot) -> dict[str, str]:
     found = offered(fleet)
     if name not in found:
         return {FIELD: _missing(name, fleet, list(found))}
-    readers = Files.of(fleet).readers(spec.model_dump(mode="json"))
-    if not set(readers).intersection(found[name][1]):
+    readers = Files.of(fleet).readers(spec.model_dump(mode="json"), resumes=True)  # of its token file alone
+    if readers and not set(readers).intersection(found[name][1]):
         return {FIELD: f"No worker that reports has both the weights {name} and the token file {spec.train.corpus}."}
     try:
         wrong = llama_weights.differences(found[name][0]["model"], spec.model)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +16,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from parallel_core.checkpoint import llama_weights, safetensors
+from parallel_core.model_spec import ModelSpec
 from tests.browser.observed_page import RUN_MS, Troubles
 from tests.yard_process import YardProcess
 
@@ -225,3 +231,40 @@ def test_the_preset_is_marked_while_the_spec_is_as_it_made_it(page: Page) -> Non
     fill(page, {"model__layers": first})
     expect(current).to_have_count(1)
     expect(changed).to_be_hidden()
+
+
+@pytest.mark.full
+def test_weights_chosen_in_the_form_fill_in_their_model(page: Page, yard: YardProcess) -> None:
+    """Fields that apply only to such a model are shown at once, and the form is checked with it."""
+    folder = yard.home / "workers" / socket.gethostname() / "corpora" / "small"
+    _put_weights(folder)
+    try:
+        page.goto("/runs/new/?preset=tiny")
+        while page.get_by_label("Begin from").locator("option[value=small]").count() == 0:  # the worker lists them soon
+            page.wait_for_timeout(500)
+            page.reload()
+        page.get_by_label("Begin from").select_option("small")
+        for name, value in {"layers": "3", "hidden": "64", "kv_heads": "2", "ffn": "96", "norm": "rmsnorm"}.items():
+            expect(field(page, f"model__{name}")).to_have_value(value)
+        expect(field(page, "model__bias")).not_to_be_checked()
+        panel = page.get_by_role("complementary", name="Feasibility")
+        expect(panel).to_contain_text("Yes.")
+        field(page, "model__layers").fill("4")
+        expect(said(page, "model__layers")).to_contain_text(
+            "The weights small have Layers = 3; this run has Layers = 4."
+        )
+        expect(panel).to_contain_text("Not like this.")
+    finally:
+        shutil.rmtree(folder)
+
+
+def _put_weights(folder: Path) -> None:
+    """Writes a small Llama whose weights are all 0."""
+    config = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "vocab_size": 256}
+    config |= {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"intermediate_size": 96, "tie_word_embeddings": False}
+    shapes = llama_weights.expected(ModelSpec.model_validate(llama_weights.model_of(config, 64)))
+    about = {name: ("BF16", shape) for name, shape in shapes.items()}
+    folder.mkdir(parents=True)
+    safetensors.write(folder / safetensors.SINGLE, about, (bytes(2 * math.prod(shape)) for shape in shapes.values()))
+    (folder / llama_weights.CONFIG).write_text(json.dumps(config))

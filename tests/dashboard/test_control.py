@@ -140,6 +140,16 @@ def test_token_files_are_kept_until_the_worker_has_listed_them_again(peer: Peer,
     assert kept == [(files, 7), (files, 7), ([], 0)]
 
 
+def test_weights_are_kept_until_the_worker_has_listed_them_again(peer: Peer, controller: Controller) -> None:
+    weights, kept = [{"name": "tiny", "why": "It is cut short."}], []
+    lists: tuple[dict[str, Any], ...] = ({"weights": weights}, {}, {"weights": []})
+    for listed in lists:
+        peer.beat(**listed)
+        controller.turn()
+        kept.append(Worker.objects.get().weights)
+    assert kept == [weights, weights, []]
+
+
 def test_two_workers_of_one_name_get_nothing_new_until_one_is_gone(
     redis_url: str, peer: Peer, controller: Controller, alice: Any, client: Client
 ) -> None:
