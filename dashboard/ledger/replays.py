@@ -17,7 +17,7 @@ from parallel_core.spec import RunSpec
 
 LOOKED_AT = 20
 """How many of the newest runs on as many devices are considered for a replay."""
-_FREE = frozenset({"steps", "warmup_steps", "seed"})
+_FREE = frozenset({"steps", "warmup_steps", "seed", "weights"})
 """Training fields that do not affect the time of a step."""
 
 

@@ -21,7 +21,7 @@ NAN = float("nan")
 
 
 OTHER: dict[str, Any] = {"corpus": "blob:" + "0" * 64, "device": "cuda", "precision": "bf16", "clip": "stage"}
-OTHER |= {"lr_schedule": "cosine", "optimizer": "sgd"}
+OTHER |= {"lr_schedule": "cosine", "optimizer": "sgd", "weights": "tiny"}
 """Other values of training fields that are not numbers."""
 
 
