@@ -38,7 +38,7 @@ def test_values_are_those_of_the_import(split: dict[str, int], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("split", [{"tp": 1}, {"tp": 2}, {"tp": 1, "pp": 2}], ids=str)
-def test_text_is_that_of_the_import(split: dict[str, int], tmp_path: Path) -> None:
+def test_text_is_that_of_the_import(split: dict[str, Any], tmp_path: Path) -> None:
     weights = put(tmp_path / "theirs", tensors(torch.float32))
     made, _ = import_weights(weights, tmp_path / "ours", SEQ)
     request: Any = {**REQUEST, "prompt": [1, 2, 3], "new": 8}

@@ -40,7 +40,8 @@ def test_a_run_trains_and_generates_from_weights_of_this_host(bench: Bench) -> N
     whole = llama_weights.ModelSpec.model_validate(spec["model"]).model_dump(mode="json")
     saved = {"model": whole, "train": {"precision": "fp32", "device": "cpu"}}
     texts = []
-    for run, name, more in ((971, "tiny", {}), (972, "", {"resume": {"run": 970, "step": 2}})):
+    begins: dict[str, dict[str, Any]] = {"tiny": {}, "": {"resume": {"run": 970, "step": 2}}}
+    for run, (name, more) in enumerate(begins.items(), 971):
         asked = inference(saved, 2, weights=name).model_dump(mode="json")
         attempt = bench.send(asked, run=run, task=REQUEST, **more)
         assert bench.wait_end(attempt)["outcome"] == "succeeded"
