@@ -61,7 +61,11 @@ class ModelSpec(BaseModel):
     width: Annotated[int, Field(ge=1, le=limits.MAX_WIDTH)] = 16
     """Channels of the first convolution: 64 in the papers."""
     image: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE)] | None = None
-    """Side of the images in pixels, to which the corpus is enlarged; None = 8 for the MLP, else 32."""
+    """Side of the images in pixels, to which the digits are enlarged; None = 8 for the MLP, else 32."""
+    channels: Annotated[int, Field(ge=1, le=limits.MAX_CHANNELS)] = 1
+    """Channels of an image: 1 of a grey one, 3 of a coloured one."""
+    classes: Annotated[int, Field(ge=2, le=limits.MAX_CLASSES)] = 10
+    """Number of classes that the model tells apart; every label is below it."""
 
     @model_validator(mode="after")
     def _only_fields_of_its_kind(self) -> Self:

@@ -21,7 +21,7 @@ from parallel_core.all_rules import check_all
 from parallel_core.faults import AnyFault
 from parallel_core.field_names import likely
 from parallel_core.model_spec import ModelSpec
-from parallel_core.outline import BUILT_IN_CORPORA, KINDS, outline_of
+from parallel_core.outline import BUILT_IN_CORPORA, FILE_CORPORA, KINDS, outline_of
 from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut, TensorSplit
 from parallel_core.rules import rule_error
@@ -40,7 +40,7 @@ BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
 MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
 """Bytes of an element of gradients, optimizer moments and master weights (which only exist in 16-bit runs)."""
 CORPUS_PATTERN = re.compile(
-    rf"({'|'.join(BUILT_IN_CORPORA)}|blob:[0-9a-f]{{64}}|tokens:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}})"
+    rf"({'|'.join(BUILT_IN_CORPORA)}|blob:[0-9a-f]{{64}}|({'|'.join(FILE_CORPORA)}):[A-Za-z0-9][A-Za-z0-9._-]{{0,63}})"
 )
 WEIGHTS_PATTERN = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"
 """A name, never a path."""
@@ -204,7 +204,7 @@ class TrainSpec(_Spec):
     eval_samples: Annotated[int, Field(ge=1, le=limits.MAX_HELD_OUT)] = 64
     """Samples of an evaluation: the last ones of the corpus, which are then never trained on."""
     corpus: str = "stdlib"
-    """What is trained on: a built-in corpus, `blob:` and the sha256 of a text, or `tokens:` and a name."""
+    """What is trained on: a built-in corpus, `blob:` and the sha256 of a text, or `tokens:` or `images:` and a name."""
     weights: Annotated[str, Field(pattern=WEIGHTS_PATTERN)] = ""
     """Name of a folder of Llama weights (safetensors) in the worker's data folder from which the run begins; '' =
     random initial values. A checkpoint that it resumes from comes first."""
@@ -239,7 +239,7 @@ class TrainSpec(_Spec):
             raise rule_error(
                 ("train.corpus",),
                 f"corpus must be {', '.join(map(repr, BUILT_IN_CORPORA))}, 'blob:' and the sha256 of an uploaded text, "
-                "or 'tokens:' and the name of a token file on the worker (letters, digits, '.', '_', '-').",
+                "or 'tokens:' or 'images:' and the name of a file on the worker (letters, digits, '.', '_', '-').",
             )
         return self
 

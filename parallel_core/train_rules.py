@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from parallel_core.limits import DROPOUT_STEPS
 from parallel_core.llama_models import no_llama
 from parallel_core.outline import outline_of
+from parallel_core.outline.images import DIGITS
 from parallel_core.rules import Proposal, nearest, refusal, rule_error
 
 if TYPE_CHECKING:
@@ -17,11 +18,35 @@ def check_corpus(spec: RunSpec) -> None:
     """Checks that the model's kind can train on the corpus."""
     able, kind = outline_of(spec.model).corpora, spec.train.corpus.partition(":")[0]
     if kind not in able:
-        named = {"blob": "an uploaded text", "tokens": "a token file (tokens:name)"}
+        named = {
+            "blob": "an uploaded text",
+            "tokens": "a token file (tokens:name)",
+            "images": "an image file (images:name)",
+        }
         words = " or ".join(named.get(word, f"'{word}'") for word in able)
         raise rule_error(
             ("train.corpus", "model.kind"),
             f"kind={spec.model.kind} trains on {words}, got '{spec.train.corpus}'; use corpus={able[0]}.",
+        )
+    if kind == "digits":
+        _check_digits(spec)
+
+
+def _check_digits(spec: RunSpec) -> None:
+    """Checks that the model takes grey images and tells ten classes apart."""
+    model = spec.model
+    if model.channels > 1:
+        raise refusal(
+            ("model.channels", "train.corpus"),
+            f"channels={model.channels} has no data in corpus=digits, whose images are grey; name an image file "
+            "(corpus=images:NAME), or use",
+            Proposal("channels={}", "model.channels", [1]),
+        )
+    if model.classes < DIGITS:
+        raise refusal(
+            ("model.classes", "train.corpus"),
+            f"classes={model.classes} is too few for corpus=digits, which has {DIGITS}; use",
+            Proposal("classes={}", "model.classes", [DIGITS]),
         )
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from parallel_core.cli import fields, fit, models, order, partition, plan, profile, schedule, train
+from parallel_core.cli import fields, fit, images, models, order, partition, plan, profile, schedule, train
 from parallel_core.cli.common import CommandError
 from parallel_core.cli.numbers import target, whole
 from parallel_core.cli.output import drop_unread, say
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     partition.add(commands)
     fit.add(commands)
     models.add(commands)
+    images.add(commands)
     profile.add(commands)
     bench = commands.add_parser("bench", help="this engine against PyTorch's own, and its own costs")
     bench.add_argument("names", nargs="*", metavar="name", help="which benchmarks (default: all; 'list' names them)")

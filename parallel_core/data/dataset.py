@@ -10,6 +10,7 @@ import numpy as np
 
 from parallel_core.data import corpus
 from parallel_core.data.held_out import HeldOut
+from parallel_core.data.image_file import FileImages
 from parallel_core.data.images import Images
 from parallel_core.data.pairs import Pairs
 from parallel_core.data.token_file import FileTokens
@@ -43,6 +44,11 @@ def open_dataset(spec: RunSpec, cache: Path | None = None) -> Dataset:
     return OPENERS[name](spec, cache)
 
 
+def stand_in(spec: RunSpec) -> Dataset:
+    """Returns samples of the shapes of those of a run that reads `Outline.profiled`: a profile has no files."""
+    return (_digits if spec.train.corpus.startswith("images:") else open_dataset)(spec, None)
+
+
 def _text(spec: RunSpec, cache: Path | None) -> Dataset:
     return Tokens(spec.model.seq, spec.model.vocab, corpus.open(spec.train.corpus, cache))
 
@@ -52,7 +58,15 @@ def _tokens(spec: RunSpec, cache: Path | None) -> Dataset:
 
 
 def _digits(spec: RunSpec, cache: Path | None) -> Dataset:
-    return Images(cast(ImageOutline, outline_of(spec.model)).side)  # `check_corpus` lets no other kind take them
+    return Images(_side(spec), spec.model.channels, spec.model.classes)
+
+
+def _images(spec: RunSpec, cache: Path | None) -> Dataset:
+    return FileImages(_side(spec), spec.model.channels, spec.model.classes, spec.train.corpus, cache)
+
+
+def _side(spec: RunSpec) -> int:
+    return cast(ImageOutline, outline_of(spec.model)).side  # `check_corpus` lets no other kind take images
 
 
 def _django(spec: RunSpec, cache: Path | None) -> Dataset:
@@ -64,6 +78,7 @@ OPENERS: dict[str, Callable[[RunSpec, Path | None], Dataset]] = {
     "blob": _text,
     "tokens": _tokens,
     "digits": _digits,
+    "images": _images,
     "django": _django,
 }
 """Opens the dataset of a corpus, by the word of `Outline.corpora` that stands for it."""

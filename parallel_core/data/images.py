@@ -27,24 +27,33 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     return (pixels - pixels.mean()) / pixels.std(), rows[:, -1]
 
 
-def enlarging(side: int) -> np.ndarray:
-    """Returns a matrix [side, 8] f4 of linear interpolation between pixel centres; each row sums to 1."""
-    at = (np.arange(side) + 0.5) * SIDE / side - 0.5
-    return np.stack([np.interp(at, np.arange(SIDE), unit) for unit in np.eye(SIDE)], 1).astype(np.float32)
+def enlarging(side: int, of: int = SIDE) -> np.ndarray:
+    """Returns a matrix [side, of] f4 of linear interpolation between pixel centres; each row sums to 1."""
+    at = (np.arange(side) + 0.5) * of / side - 0.5
+    return np.stack([np.interp(at, np.arange(of), unit) for unit in np.eye(of)], 1).astype(np.float32)
+
+
+def enlarged(images: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns images [.., side, side] of images [.., of, of], with the `weights` of `enlarging`."""
+    return np.asarray(weights @ images @ weights.T)
 
 
 class Images:
-    """The digits as greyscale images of `side` x `side` pixels."""
+    """The digits as images of `side` x `side` pixels, grey in all `channels`; digit d is of class d modulo `classes`.
 
-    def __init__(self, side: int) -> None:
+    Runs train on them with one channel and at least ten classes (`train_rules.check_corpus`); a profile, to which
+    values do not matter, reads any number of both.
+    """
+
+    def __init__(self, side: int, channels: int = 1, classes: int = 10) -> None:
         self._pixels, self._digits = digits()
-        self._enlarge = enlarging(side)
+        self._enlarge, self._channels, self._classes = enlarging(side), channels, classes
         self.length = len(self._digits)
 
     def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns images [n, 1, side, side] f4 and their digits [n] i8."""
-        images = self._enlarge @ self._pixels[numbers] @ self._enlarge.T
-        return images[:, None], self._digits[numbers]
+        """Returns images [n, channels, side, side] f4 and their classes [n] i8."""
+        images = enlarged(self._pixels[numbers], self._enlarge)[:, None]
+        return images.repeat(self._channels, 1), self._digits[numbers] % self._classes
 
     def count(self, numbers: np.ndarray) -> int:
         """Returns one target per image."""

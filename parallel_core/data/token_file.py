@@ -13,38 +13,28 @@ A spec names one as `tokens:<name>`, which is `<name>.tokens` in the worker's fo
 from __future__ import annotations
 
 import struct
-from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from parallel_core.atomic_file import whole_file
 from parallel_core.data.corpus import CorpusError
+from parallel_core.data.file_listing import MOST_LISTED, Known, Listing, path_of
+from parallel_core.data.file_listing import listing as listing_of
 from parallel_core.data.tokens import Windows
-from parallel_core.spec import CORPUS_PATTERN
 
 _HEAD = struct.Struct("<8sIIQQ")
 MAGIC, VERSION, SUFFIX = b"TYTOKENS", 1, ".tokens"
 TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
-MOST_LISTED = 1000
-"""Files in a listing, which every heartbeat of a worker carries: some 60 KB of it."""
 _CHUNK = 1 << 22
 """Tokens packed at a time."""
-
-
-def path_of(name: str, folder: Path | None) -> Path | None:
-    """Returns the path of `tokens:<name>` in the data folder (None without one)."""
-    return folder / f"{name.removeprefix('tokens:')}{SUFFIX}" if folder is not None else None
 
 
 def open(name: str, folder: Path | None) -> tuple[np.ndarray, int]:
     """Returns (memory-mapped tokens, vocabulary) of corpus `tokens:<name>`. Raises CorpusError where it is missing or
     damaged."""
-    path = path_of(name, folder)
-    if path is None or not path.is_file():
-        where = f"{path.name} is not in this worker's data folder" if path else "this run has no data folder"
-        raise CorpusError(f"corpus {name} cannot be read: {where}; put it there with `pack-tokens`.")
+    path = path_of("tokens", name, folder)
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_HEAD.size)
@@ -63,46 +53,14 @@ def open(name: str, folder: Path | None) -> tuple[np.ndarray, int]:
     return np.memmap(path, TYPES[item], "r", _HEAD.size), vocab
 
 
-class Listing(NamedTuple):
-    """The token files of a data folder: {name, tokens, vocab} of the first valid ones, by name, and how many `more` it
-    has, valid or not."""
-
-    files: list[dict[str, Any]]
-    more: int
-
-
-Known = MutableMapping[str, tuple[tuple[int, int], dict[str, Any] | None]]
-"""Name of a file -> its size and time of change, and its entry in a listing; None where it is not valid."""
-
-
 def listing(folder: Path, known: Known) -> Listing:
-    """Returns the token files of a data folder that a spec can name, at most MOST_LISTED. Those that are as they were
-    in `known`, which it keeps up to date, are not read again."""
-    found: list[dict[str, Any]] = []
-    names = sorted(path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}"))
-    able = [name for name in names if CORPUS_PATTERN.fullmatch(f"tokens:{name}")]
-    for gone in set(known).difference(able):
-        del known[gone]
-    for at, name in enumerate(able):
-        if len(found) == MOST_LISTED:
-            return Listing(found, len(able) - at)
-        if (entry := _entry(name, folder, known)) is not None:
-            found.append(entry)
-    return Listing(found, 0)
+    """Returns {name, tokens, vocab} of token files of a data folder, at most MOST_LISTED: `file_listing.listing`."""
+    return listing_of(folder, known, "tokens", _entry, MOST_LISTED)
 
 
-def _entry(name: str, folder: Path, known: Known) -> dict[str, Any] | None:
-    try:
-        status = (folder / f"{name}{SUFFIX}").stat()
-        seen = status.st_size, status.st_mtime_ns
-        if name not in known or known[name][0] != seen:
-            tokens, vocab = open(name, folder)
-            known[name] = seen, {"name": name, "tokens": len(tokens), "vocab": vocab}
-    except CorpusError:
-        known[name] = seen, None
-    except OSError:
-        return None
-    return known[name][1]
+def _entry(name: str, folder: Path) -> dict[str, Any]:
+    tokens, vocab = open(name, folder)
+    return {"name": name, "tokens": len(tokens), "vocab": vocab}
 
 
 def pack(source: Path, item: int, vocab: int, name: str, folder: Path) -> int:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from parallel_core.models.dropout import Dropout
 from parallel_core.models.layers import Classifier, Linear
-from parallel_core.outline.images import CLASSES
 from parallel_core.outline.mlp import MlpOutline
 from parallel_core.spec import ModelSpec
 
@@ -31,8 +30,8 @@ class Dense(nn.Module):
 def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
     """Returns the layer called `name` at its full size."""
     if name == "head":
-        return Classifier(model.hidden, CLASSES, **like)
-    columns = MlpOutline(model).side ** 2 if name == "block.0.linear" else model.hidden
+        return Classifier(model.hidden, model.classes, **like)
+    columns = MlpOutline(model).pixels if name == "block.0.linear" else model.hidden
     return Dense(columns, model.hidden, model.dropout, name, **like)
 
 

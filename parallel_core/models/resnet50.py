@@ -10,17 +10,16 @@ from torch import Tensor, nn
 
 from parallel_core.models.batchnorm import BatchNorm
 from parallel_core.models.layers import Classifier, Convolution
-from parallel_core.outline.images import CLASSES
 from parallel_core.outline.resnet50 import Bottleneck, ResNet50Outline
 from parallel_core.spec import ModelSpec
 
 
 class Stem(nn.Module):
-    """7 x 7 convolution, then max-pooling: [batch, 1, side, side] -> [batch, width, side / 4, side / 4]."""
+    """7 x 7 convolution, then max-pooling: [batch, channels, side, side] -> [batch, width, side / 4, side / 4]."""
 
-    def __init__(self, width: int, **like: Any) -> None:
+    def __init__(self, channels: int, width: int, **like: Any) -> None:
         super().__init__()
-        self.conv, self.norm = Convolution(1, width, 7, 2, **like), BatchNorm(width, **like)
+        self.conv, self.norm = Convolution(channels, width, 7, 2, **like), BatchNorm(width, **like)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.max_pool2d(F.relu(self.norm(self.conv(x))), 3, 2, 1)
@@ -60,9 +59,9 @@ def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
     """Returns the layer called `name` at its full size."""
     outline = ResNet50Outline(model)
     if name == "stem":
-        return Stem(model.width, **like)
+        return Stem(model.channels, model.width, **like)
     if name == "head":
-        return Head(outline.features, CLASSES, **like)
+        return Head(outline.features, model.classes, **like)
     return BottleneckBlock(next(block for block in outline.bottlenecks() if block.name == name), **like)
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from parallel_core.models.layers import Classifier, Convolution
 from parallel_core.models.mlp import Dense
-from parallel_core.outline.images import CLASSES
 from parallel_core.outline.vgg16 import Vgg16Outline
 from parallel_core.spec import ModelSpec
 
@@ -36,7 +35,7 @@ def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
     """Returns the layer called `name` at its full size."""
     outline = Vgg16Outline(model)
     if name == "head":
-        return Classifier(outline.dense, CLASSES, **like)
+        return Classifier(outline.dense, model.classes, **like)
     if name.startswith("fc."):
         columns = outline.flat if name == "fc.0" else outline.dense
         return Dense(columns, outline.dense, model.dropout, name, **like)

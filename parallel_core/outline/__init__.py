@@ -15,7 +15,7 @@ from parallel_core.outline.vgg16 import Vgg16Outline
 if TYPE_CHECKING:
     from parallel_core.model_spec import ModelSpec
 
-__all__ = ["BUILT_IN_CORPORA", "KINDS", "Outline", "UnitCost", "aligned", "block_of", "outline_of"]
+__all__ = ["BUILT_IN_CORPORA", "FILE_CORPORA", "KINDS", "Outline", "UnitCost", "aligned", "block_of", "outline_of"]
 
 KINDS: dict[str, type[Outline]] = {
     "gpt": GptOutline,
@@ -24,8 +24,10 @@ KINDS: dict[str, type[Outline]] = {
     "resnet50": ResNet50Outline,
     "gnmt": GnmtOutline,
 }
+FILE_CORPORA = ("tokens", "images")
+"""Kinds of files in a worker's data folder: a spec names one as `<kind>:<name>`."""
 BUILT_IN_CORPORA = tuple(
-    dict.fromkeys(name for kind in KINDS.values() for name in kind.corpora if name not in ("blob", "tokens"))
+    dict.fromkeys(name for kind in KINDS.values() for name in kind.corpora if name not in ("blob", *FILE_CORPORA))
 )
 """Names of the corpora that are part of an installation."""
 

@@ -178,7 +178,8 @@ class Outline(ABC):
     target: ClassVar[Target]
     """The unit of a run's throughput; the loss is summed over it, without padding."""
     corpora: ClassVar[tuple[str, ...]]
-    """Corpora it can be trained on, the default first; 'blob' stands for uploaded text, 'tokens' for token files."""
+    """Corpora it can be trained on, the default first; 'blob' stands for uploaded text, 'tokens' and 'images' for files
+    on workers."""
     batch_norm: ClassVar[bool] = False
     """Whether its layers normalise over the samples of a batch."""
     recurrent: ClassVar[bool] = False
@@ -193,6 +194,11 @@ class Outline(ABC):
     def title(self) -> str:
         """Name and size for display."""
         return f"{self.name} {self.model.layers} x {self.model.hidden}"
+
+    @property
+    def profiled(self) -> str:
+        """The corpus of the runs that a profile of the model measures, whose files are not read (`data.dataset`)."""
+        return self.corpora[0]
 
     @property
     @abstractmethod

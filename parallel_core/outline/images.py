@@ -1,4 +1,4 @@
-"""Common part of image models: one target per sample, square greyscale images, ten classes, no tensor parallelism."""
+"""Common part of image models: one target per sample, square images, no tensor parallelism."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from parallel_core.rules import rule_error
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
 
-CLASSES = 10
+DIGITS = 10
+"""Classes of the digits."""
 INDEX_BYTES = 8
 FEWER = 32
 """Factor by which VGG-16 and ResNet-50 reduce the image's side: they halve it five times."""
@@ -21,7 +22,7 @@ class ImageOutline(Outline):
     """A model for images; `side` is the side of an image in pixels."""
 
     target = "images"
-    corpora = ("digits",)
+    corpora = ("digits", "images")
     side_by_default: ClassVar[int]
 
     @property
@@ -29,17 +30,31 @@ class ImageOutline(Outline):
         return self.model.image or self.side_by_default
 
     @property
+    def pixels(self) -> int:
+        """Numbers of an image, over all channels."""
+        return self.model.channels * self.side**2
+
+    @property
+    def takes_digits(self) -> bool:
+        """Whether it can be trained on the digits: grey images of ten classes."""
+        return self.model.channels == 1 and self.model.classes >= DIGITS
+
+    @property
+    def profiled(self) -> str:
+        return self.corpora[0] if self.takes_digits else "images:profile"
+
+    @property
     def targets(self) -> int:
         return 1
 
     def sample_bytes(self, real: int) -> int:
-        return real * self.side**2 + INDEX_BYTES
+        return real * self.pixels + INDEX_BYTES
 
     def head(self, spec: RunSpec, width: int) -> UnitCost:
         """Returns the memory of a linear layer from `width` inputs to the classes, with the loss."""
-        rows = spec.micro_batch_size
-        logits, apart = rows * CLASSES, product(spec, CLASSES * width)
-        return UnitCost((CLASSES * width, CLASSES), rows * width, logits, rows * width + apart, product=apart)
+        rows, classes = spec.micro_batch_size, self.model.classes
+        logits, apart = rows * classes, product(spec, classes * width)
+        return UnitCost((classes * width, classes), rows * width, logits, rows * width + apart, product=apart)
 
     def elements(self, spec: RunSpec, unit: int) -> int:
         """Returns the elements of a layer's input, for one micro-batch; 0 for the first layer, whose input is the

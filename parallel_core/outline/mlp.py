@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import UnitCost, product
-from parallel_core.outline.images import CLASSES, ImageOutline
+from parallel_core.outline.images import ImageOutline
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -16,7 +16,7 @@ class MlpOutline(ImageOutline):
     """`block.0.linear, ..., head`: layers + 1 layers."""
 
     name = "MLP"
-    fields = ("layers", "hidden", "image", "dropout")
+    fields = ("layers", "hidden", "image", "channels", "classes", "dropout")
     side_by_default = 8
     whole = "the MLP's layers are not split over tensors"
 
@@ -27,18 +27,18 @@ class MlpOutline(ImageOutline):
         return [(), *([(self.model.hidden,)] * self.model.layers)]
 
     def flops(self) -> tuple[int, ...]:
-        widths = [self.side**2, *([self.model.hidden] * self.model.layers), CLASSES]
+        widths = [self.pixels, *([self.model.hidden] * self.model.layers), self.model.classes]
         return tuple(2 * a * b for a, b in pairwise(widths))
 
     def rows(self) -> list[tuple[int, ...]]:
-        return [*([(self.model.hidden,) * 2] * self.model.layers), (CLASSES,) * 2]
+        return [*([(self.model.hidden,) * 2] * self.model.layers), (self.model.classes,) * 2]
 
     def costs(self, spec: RunSpec) -> list[UnitCost]:
         h, rows = self.model.hidden, spec.micro_batch_size
         kept = rows * h if self.model.dropout else 0  # ReLU's output, where the layer's output is dropout's
 
         def linear(i: int) -> UnitCost:
-            columns = h if i else self.side**2
+            columns = h if i else self.pixels
             # W needs the gradient of ReLU's input, in addition to what the forward saved.
             apart = product(spec, columns * h)
             passing, gathered = 2 * rows * h + apart, rows * h - kept

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from parallel_core.outline.base import UnitCost, made
-from parallel_core.outline.images import CLASSES, INDEX_BYTES, ConvolutionOutline
+from parallel_core.outline.images import INDEX_BYTES, ConvolutionOutline
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -58,13 +58,18 @@ class ResNet50Outline(ConvolutionOutline):
     """`stem, block.0.bottleneck, ..., block.15.bottleneck, head`: 18 layers."""
 
     name = "ResNet-50"
-    fields = ("width", "image")
+    fields = ("width", "image", "channels", "classes")
     batch_norm = True
 
     @property
     def features(self) -> int:
         """Inputs of the last layer."""
         return EXPANSION * 8 * self.model.width
+
+    @property
+    def _stem_weight(self) -> int:
+        """Elements of the stem's convolution."""
+        return STEM_KERNEL * self.model.channels * self.model.width
 
     def bottlenecks(self) -> list[Bottleneck]:
         """Returns the 16 bottleneck blocks in order."""
@@ -87,12 +92,13 @@ class ResNet50Outline(ConvolutionOutline):
         return [(), *((block.inputs, block.side, block.side) for block in blocks), last]
 
     def flops(self) -> tuple[int, ...]:
-        stem = 2 * STEM_KERNEL * self.model.width * (self.side // 2) ** 2
-        return (stem, *(self._flops(block) for block in self.bottlenecks()), 2 * self.features * CLASSES)
+        stem = 2 * self._stem_weight * (self.side // 2) ** 2
+        return (stem, *(self._flops(block) for block in self.bottlenecks()), 2 * self.features * self.model.classes)
 
     def rows(self) -> list[tuple[int, ...]]:
         """A convolution's weight, and its norm's scale and shift, each have one row per output channel."""
-        return [*(tuple(out for out in channels for _ in range(3)) for channels in self._channels()), (CLASSES,) * 2]
+        normed = (tuple(out for out in channels for _ in range(3)) for channels in self._channels())
+        return [*normed, (self.model.classes,) * 2]
 
     def standing(self, units: Collection[str], real: int) -> int:
         """Bytes of running means and variances, which are at least fp32."""
@@ -121,9 +127,9 @@ class ResNet50Outline(ConvolutionOutline):
         out = spec.micro_batch_size * w * (self.side // 2) ** 2
         places = index * out // 4  # freed by the time ReLU's gradient is computed
         inner = 2 * out + places + _moments(spec, [w])
-        weight = made(spec, STEM_KERNEL * w)
+        weight = made(spec, self._stem_weight)
         passing = max(2 * out + weight, _across(spec, out)) - places  # in the norm's backward, ReLU's output is freed
-        return UnitCost((STEM_KERNEL * w, w, w), 0, inner, passing, leaving=out // 4, aside=inner)
+        return UnitCost((self._stem_weight, w, w), 0, inner, passing, leaving=out // 4, aside=inner)
 
     def _cost(self, spec: RunSpec, unit: int, block: Bottleneck) -> UnitCost:
         """Memory of a block: norms save the outputs of all convolutions, and the next convolution the outputs of the

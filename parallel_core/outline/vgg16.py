@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from parallel_core.outline.base import UnitCost, made, product
-from parallel_core.outline.images import CLASSES, INDEX_BYTES, ConvolutionOutline
+from parallel_core.outline.images import INDEX_BYTES, ConvolutionOutline
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -33,7 +33,7 @@ class Vgg16Outline(ConvolutionOutline):
     """`block.0.conv0, block.0.conv1, block.1.conv0, ..., fc.0, fc.1, head`: the 16 layers with weights."""
 
     name = "VGG-16"
-    fields = ("width", "image", "dropout")
+    fields = ("width", "image", "channels", "classes", "dropout")
 
     @property
     def dense(self) -> int:
@@ -48,7 +48,7 @@ class Vgg16Outline(ConvolutionOutline):
     def convolutions(self) -> list[Convolution]:
         """Returns the 13 convolutions in order."""
         found: list[Convolution] = []
-        inputs = 1
+        inputs = self.model.channels
         for group, (factor, count) in enumerate(GROUPS):
             for i in range(count):
                 outputs, side = factor * self.model.width, self.side >> group
@@ -66,10 +66,11 @@ class Vgg16Outline(ConvolutionOutline):
 
     def flops(self) -> tuple[int, ...]:
         convolutions = [2 * KERNEL * c.inputs * c.outputs * c.side**2 for c in self.convolutions()]
-        return (*convolutions, 2 * self.flat * self.dense, 2 * self.dense**2, 2 * self.dense * CLASSES)
+        return (*convolutions, 2 * self.flat * self.dense, 2 * self.dense**2, 2 * self.dense * self.model.classes)
 
     def rows(self) -> list[tuple[int, ...]]:
-        return [(out, out) for out in (*(c.outputs for c in self.convolutions()), self.dense, self.dense, CLASSES)]
+        linear = (self.dense, self.dense, self.model.classes)
+        return [(out, out) for out in (*(c.outputs for c in self.convolutions()), *linear)]
 
     def costs(self, spec: RunSpec) -> list[UnitCost]:
         """A convolution saves its input, ReLU its output, which is the next convolution's input unless it is pooled."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from parallel_core.data.dataset import open_dataset
+from parallel_core.data.dataset import stand_in
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine.device import Device
 from parallel_core.engine.host_links import Channel, ChannelLayout
@@ -55,7 +55,7 @@ class FixedBench:
         units = spec.model.units()
         held = {len(part): part for part in (units[: max(1, len(units) // 2)], units)}
         self._ends = [_End(spec, part, device) for part in held.values()]
-        dataset = open_dataset(spec, None)
+        dataset = stand_in(spec)
         self._recorder = device.recorder(0, 0)
         self._scope = Scope(self._recorder)
         self._reporter = Reporter(spec, 0, _Nowhere(), device)

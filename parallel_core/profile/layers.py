@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from parallel_core.analysis.rows import durations
-from parallel_core.data.dataset import open_dataset
+from parallel_core.data.dataset import stand_in
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.collectives import Group, rank_in
@@ -29,6 +29,7 @@ from parallel_core.models.microbatch_context import Sample
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
+from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut, cut_fields
 from parallel_core.profile.curves import What
 from parallel_core.profile.repeats import expected, noise
@@ -84,7 +85,15 @@ def spec_of(
     cut: Cut = "pairs",
 ) -> RunSpec:
     """Returns the run whose layers are measured: one micro-batch of `samples` samples."""
-    train = {"global_batch": samples, "precision": precision, "device": kind, "steps": 2, "warmup_steps": 1}
+    corpus = outline_of(model).profiled
+    train = {
+        "corpus": corpus,
+        "global_batch": samples,
+        "precision": precision,
+        "device": kind,
+        "steps": 2,
+        "warmup_steps": 1,
+    }
     parallel = {"tp": tp, "recompute": recompute, **cut_fields(cut)}
     return RunSpec.model_validate({"model": model.model_dump(), "parallel": parallel, "train": train})
 
@@ -195,7 +204,7 @@ class LayerBench:
 
 def draw(spec: RunSpec, device: Device) -> Batch:
     """Returns the single micro-batch of a run's first step."""
-    drawn = Sampler(spec, open_dataset(spec, None)).micro_batches(0, (0,))
+    drawn = Sampler(spec, stand_in(spec)).micro_batches(0, (0,))
     arrays = [torch.from_numpy(array[0]) for array in (drawn.inputs, drawn.targets)]
     dtype = DTYPES[spec.train.precision]
     moved = [t.to(device.torch, dtype if t.is_floating_point() else t.dtype) for t in arrays]

@@ -1,0 +1,58 @@
+"""Images from NumPy's files: an .npz with the arrays `images` and `labels`, or two .npy files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from parallel_core.data.corpus import CorpusError
+from parallel_core.data.image_file import SUFFIX, Shape, checked_classes, pack
+from parallel_core.data.npy import Stored, stored
+
+Order = Literal["first", "last"]
+MOST_CHANNELS = 4
+"""Of what is taken for channels where the order is not given: more are pixels."""
+
+
+def pack_arrays(images: Path, labels: Path | None, order: Order | None, name: str, folder: Path) -> Shape:
+    """Writes `images:<name>` into a data folder.
+
+    `images`: .npz with both arrays, or .npy, with `labels` another .npy. Images are [N, H, W], or [N, C, H, W] (`order`
+    first) or [N, H, W, C] (last), of uint8 or float32. Raises CorpusError where they are not.
+    """
+    both = labels is None
+    with ExitStack() as files:
+        given = files.enter_context(stored(labels or images, "labels" if both else ""))
+        told = given.whole() if len(given.shape) == 1 and not given.dtype.hasobject else np.empty(given.shape[:2])
+        checked_classes(told)
+        array = files.enter_context(stored(images, "images" if both else ""))
+        if array.shape[0] != len(told):
+            raise CorpusError(f"there are {array.shape[0]} images and {len(told)} labels; each image needs one.")
+        return pack(_channels_first(array, order), told, folder / f"{name}{SUFFIX}")
+
+
+def _channels_first(array: Stored, order: Order | None) -> Iterator[np.ndarray]:
+    """Returns parts [n, C, H, W] of the images. Raises CorpusError."""
+    shape, dtype = array.shape, array.dtype
+    if len(shape) not in (3, 4) or dtype not in (np.dtype("u1"), np.dtype("f4")) or min(shape[1:]) < 1:
+        raise CorpusError(
+            f"{array.what} is {dtype} {list(shape)}; images are uint8 or float32 [N, H, W], [N, C, H, W] or "
+            "[N, H, W, C]."
+        )
+    if len(shape) == 3:
+        return (part[:, None] for part in array.parts())
+    last = _is_last(array, order)
+    return (part.transpose(0, 3, 1, 2) if last else part for part in array.parts())
+
+
+def _is_last(array: Stored, order: Order | None) -> bool:
+    if order is not None:
+        return order == "last"
+    first, last = array.shape[1] <= MOST_CHANNELS, array.shape[3] <= MOST_CHANNELS
+    if first == last:
+        raise CorpusError(f"{array.what} is {list(array.shape)}: say which are channels with --channels first or last.")
+    return last
