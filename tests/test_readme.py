@@ -83,12 +83,15 @@ def test_engine_command(command: str, tmp_path: Path) -> None:
 
 
 def given(folder: Path) -> None:
-    """What docs/command-line.md starts from: the examples, Llama weights and tokens, all small."""
+    """What docs/command-line.md starts from: the examples, Llama weights, tokens and images, all small."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     change(folder / "examples/pp2.json", steps=4)
     # a vocabulary of bytes, so any text will do
     put(folder / "weights", tensors(torch.float32, vocab=256), vocab_size=256)
     (np.arange(5000) % 1000).astype("<u2").tofile(folder / "tokens.bin")
+    labels = np.arange(14) % 7
+    images = np.broadcast_to(labels[:, None, None, None], (14, 8, 8, 3)).astype(np.uint8)
+    np.savez(folder / "pets.npz", images=images, labels=labels)
     (folder / "book.txt").write_text("It was a dark and stormy night.\n" * 100)
 
 
@@ -105,7 +108,7 @@ def test_the_page_of_the_command_line_from_top_to_bottom(
     given(tmp_path)
     monkeypatch.chdir(tmp_path)
     lines = fenced(COMMAND_LINE)
-    assert len(lines) == 13
+    assert len(lines) == 14
     for line in lines:
         if " profile " in line:  # the README's command, which is run above; here its cost table is made up
             assert line in ENGINE

@@ -182,6 +182,11 @@ class HeartbeatBody(TypedDict):
     weights: NotRequired[list[dict[str, Any]]]
     """{name, model, dtype, parameters, bytes}, or {name, why}, of the folders of Llama weights in its data folder, at
     most 100 (parallel_core.checkpoint.llama_weights.listing); absent until they were listed for the first time."""
+    image_files: NotRequired[list[dict[str, Any]]]
+    """{name, images, height, width, channels, classes} of the image files there (parallel_core.data.image_file); absent
+    until they were listed for the first time."""
+    more_image_files: NotRequired[int]
+    """How many others it has, as with `more_token_files`."""
     texts: NotRequired[list[str]]
     """sha256 of uploaded texts in its cache, at most MOST_TEXTS; later heartbeats name the others."""
     profiles: NotRequired[list[int]]

@@ -85,7 +85,7 @@ def drop(settings: Settings, sha256: str) -> None:
 
 def evict(settings: Settings) -> None:
     """Removes the corpora used longest ago until the rest takes at most `settings.corpora_bytes`. Those in use stay,
-    and what the yard did not upload (token files)."""
+    and what the yard did not upload (files of tokens and images)."""
     kept = []
     for path in settings.corpora.iterdir():
         if BLOB.match(path.name):

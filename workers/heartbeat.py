@@ -121,6 +121,8 @@ class Heartbeat(threading.Thread):
             body["token_files"], body["more_token_files"] = self._token_files.known
         if self._weights.known is not None:
             body["weights"] = self._weights.known
+        if self._token_files.images is not None:
+            body["image_files"], body["more_image_files"] = self._token_files.images
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result
         if calibration:
             body["calibration"] = calibration

@@ -70,6 +70,9 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         values["more_token_files"] = int(body.get("more_token_files") or 0)
     if "weights" in body:
         values["weights"] = body["weights"] or []
+    if "image_files" in body:
+        values["image_files"] = body["image_files"] or []
+        values["more_image_files"] = int(body.get("more_image_files") or 0)
     if body.get("calibration"):
         values["calibration"] = body["calibration"]
     worker = Worker.objects.filter(name=entry.worker).first() or Worker(name=entry.worker)
@@ -111,7 +114,7 @@ def _clash(worker: Worker, entry: Entry) -> dict[str, Any]:
 def _placement_facts(worker: Worker) -> tuple[object, ...]:
     """What about a worker decides which runs can be placed there."""
     where = (worker.host, worker.boot, worker.leaving, worker.clashes)
-    files = (worker.token_files, worker.more_token_files, worker.weights)
+    files = (worker.token_files, worker.more_token_files, worker.image_files, worker.more_image_files, worker.weights)
     able = (worker.shared_checkpoints, worker.across_hosts, *files, worker.tasks, worker.fields)
     return (*where, devices_of(worker), *able)
 

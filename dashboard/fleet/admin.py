@@ -26,8 +26,8 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     list_display = ("name", "state", "gpus", "cpus", "memory", "busy", "version", "heartbeat_at")
     fields = readonly_fields = (
-        *("name", "host", "state", "each", "memory", "disk", "checkpoints", "across", "files", "busy", "version"),
-        *("refused", "heartbeat_at", "created_at"),
+        *("name", "host", "state", "each", "memory", "disk", "checkpoints", "across", "files"),
+        *("images", "busy", "version", "refused", "heartbeat_at", "created_at"),
     )
     list_filter = ("draining",)
     search_fields = ("name", "host")
@@ -83,9 +83,12 @@ class WorkerAdmin(ReadOnlyAdmin):
     @admin.display(description="token files")
     def files(self, worker: Worker) -> str:
         found = [f"{file['name']} ({plural_text(file['tokens'], 'token')})" for file in worker.token_files]
-        if worker.more_token_files:
-            found.append(f"... ({len(found)} of {len(found) + worker.more_token_files})")
-        return ", ".join(found) or "none"
+        return _listed(found, worker.more_token_files)
+
+    @admin.display(description="image files")
+    def images(self, worker: Worker) -> str:
+        found = [f"{file['name']} ({plural_text(file['images'], 'image')})" for file in worker.image_files]
+        return _listed(found, worker.more_image_files)
 
     @admin.display(description="load", ordering="load")
     def busy(self, worker: Worker) -> str:
@@ -112,3 +115,9 @@ def _devices(worker: Worker, kind: str) -> str:
     """The number of devices of a kind, and their name: "2 x NVIDIA H100"."""
     names = [device.get("name", "") for device in worker.devices if device.get("kind") == kind]
     return f"{len(names)} x {names[0].partition(', core')[0]}" if names else "none"
+
+
+def _listed(found: list[str], more: int) -> str:
+    """The files of a listing that leaves out `more`."""
+    cut = [f"... ({len(found)} of {len(found) + more})"] if more else []
+    return ", ".join([*found, *cut]) or "none"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from django.db import models
 from django.utils import timezone
@@ -34,6 +35,10 @@ class Worker(models.Model):
     weights = models.JSONField(default=list, blank=True)
     """Folders of Llama weights in its data folder, those it can begin from and those with `why` it cannot
     (HeartbeatBody.weights)."""
+    image_files = models.JSONField(default=list, blank=True)
+    """{name, images, height, width, channels, classes} of each image file there, apart from `more_image_files`."""
+    more_image_files = models.PositiveIntegerField(default=0)
+    """How many others of those it has."""
     shared_checkpoints = models.BooleanField(default=False)
     """Whether its checkpoints are in a folder that other hosts also have."""
     across_hosts = models.BooleanField(default=True)
@@ -67,6 +72,15 @@ class Worker(models.Model):
     def device_memory(self) -> int | None:
         """Memory of its smallest device in bytes; None if no device reports it."""
         return min(filter(None, (device.get("memory_total") for device in self.devices)), default=None)
+
+    @property
+    def data_files(self) -> dict[str, list[dict[str, Any]]]:
+        """The files that a spec can name, by the word before their name in `train.corpus`."""
+        return {"tokens": self.token_files, "images": self.image_files}
+
+    def leaves_out(self, kind: str) -> bool:
+        """Whether it has more files of a kind than it lists."""
+        return bool({"tokens": self.more_token_files, "images": self.more_image_files}[kind])
 
     @property
     def clashes(self) -> bool:

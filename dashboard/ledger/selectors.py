@@ -20,6 +20,7 @@ from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
 from dashboard.runs.spreading import several
 from parallel_core.analysis.quantities import count_text, signed_percent_text
+from parallel_core.known_fields import without_unknown
 from parallel_core.profile.request import other_kernels
 from parallel_core.simulate.device_drift import spells_beside
 from parallel_core.simulate.network import ALONE, Where
@@ -121,7 +122,9 @@ ASKED_AT_MOST = 4
 
 def profile_key(spec: RunSpec) -> str:
     """A hash that is equal for runs that one profile serves: same model, precision, kind of device and kernels."""
-    what: list[Any] = [spec.model.model_dump(mode="json"), spec.train.precision, spec.train.device]
+    # A later field at its default is left out, as the keys of stored profiles do not have it.
+    model = without_unknown({"model": spec.model.model_dump(mode="json")}, ())["model"]
+    what: list[Any] = [model, spec.train.precision, spec.train.device]
     what += ["deterministic"] if other_kernels(spec) else []  # the others keep the keys of their stored profiles
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 

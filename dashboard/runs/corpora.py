@@ -8,7 +8,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, at: int, final: bo
 
 
 def choices(fleet: FleetSnapshot | None = None) -> list[tuple[str, str]]:
-    """Corpora as (value, label): those built in, then uploads by name, then token files of workers that report.
+    """Corpora as (value, label): those built in, then uploads by name, then files of workers that report.
 
     Built-in corpora of kinds of models that train on nothing else are not offered. `fleet`: a recent snapshot if the
     caller has one.
@@ -146,18 +146,41 @@ def choices(fleet: FleetSnapshot | None = None) -> list[tuple[str, str]]:
     built_in = [(name, CORPUS_LABELS.get(name, name)) for name in BUILT_IN_CORPORA if name in able]
     rows = Corpus.objects.order_by("name", "id").values_list("sha256", "name", "size")
     uploads = [(f"blob:{sha256}", f"{name} ({_size(size)})") for sha256, name, size in rows]
-    return [*built_in, *uploads, *_token_files(fleet or FleetSnapshot.now())]
+    return [*built_in, *uploads, *_files(fleet or FleetSnapshot.now())]
 
 
-def _token_files(fleet: FleetSnapshot) -> list[tuple[str, str]]:
-    """One choice for each file name, with the workers that have it."""
+def _files(fleet: FleetSnapshot) -> list[tuple[str, str]]:
+    """One choice for each name of a file of tokens, then of images, with the workers that have it."""
+    return [choice for kind, size_of in SIZES.items() for choice in _files_of(kind, size_of, fleet)]
+
+
+def _files_of(kind: str, size_of: Callable[[dict[str, Any]], str], fleet: FleetSnapshot) -> list[tuple[str, str]]:
     hosts: dict[str, list[str]] = {}
     sizes: dict[str, str] = {}
     for worker in fleet.reporting:
-        for file in worker.token_files:
+        for file in worker.data_files[kind]:
             hosts.setdefault(file["name"], []).append(worker.name)
-            sizes[file["name"]] = f"{file['tokens']:,} tokens of {file['vocab']:,}".replace(",", " ")
-    return [(f"tokens:{name}", f"{name} ({sizes[name]}, on {', '.join(hosts[name])})") for name in sorted(hosts)]
+            sizes[file["name"]] = size_of(file)
+    return [(f"{kind}:{name}", f"{name} ({sizes[name]}, on {', '.join(hosts[name])})") for name in sorted(hosts)]
+
+
+def _tokens_size(file: dict[str, Any]) -> str:
+    return f"{_grouped(file['tokens'])} tokens of {_grouped(file['vocab'])}"
+
+
+def _images_size(file: dict[str, Any]) -> str:
+    """`60 000 images of 28 × 28, 10 classes`; with the channels where there are several."""
+    channels = f" × {file['channels']}" if file["channels"] > 1 else ""
+    size = f"{file['height']} × {file['width']}{channels}"
+    return f"{_grouped(file['images'])} images of {size}, {_grouped(file['classes'])} classes"
+
+
+def _grouped(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
+
+
+SIZES = {"tokens": _tokens_size, "images": _images_size}
+"""Kind of file -> the sizes of an entry of a worker's list, in words."""
 
 
 def _size(size: int) -> str:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import services
-from dashboard.runs.spreading import Files
+from dashboard.runs.spreading import Files, file_word
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.held_out import most_sequences
+from parallel_core.data.image_file import unsuitable
+from parallel_core.outline import FILE_CORPORA, outline_of
+from parallel_core.outline.images import ImageOutline
 from parallel_core.spec import RunSpec
 
 MOST_NAMED = 6
 MANY = 1 << 20
 """Fewer tokens than these are not looked for in the standard library, all of which would have to be read."""
-NONE = "they have none; make one with pack-tokens"
+NONE = "they have none; make one with pack-{}"
 
 
 def corpus_errors(spec: RunSpec) -> dict[str, str]:
     """Error by field if the corpus does not exist, or is too short for one sample."""
     kind, _, sha256 = spec.train.corpus.partition(":")
-    if kind == "tokens":
-        return _token_file_errors(spec, sha256)
+    if kind in FILE_CORPORA:
+        return _file_errors(spec, kind, sha256)
     if kind != "blob":
         return _held_out_errors(spec)
     size = services.uploaded_size(sha256)
@@ -55,22 +62,39 @@ def _sequences_errors(spec: RunSpec, tokens: int) -> dict[str, str]:
     return {f"train.{field}": f"The corpus has {tokens} tokens, too few to hold out {held}; use {use}."}
 
 
-def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
-    """Error by field if no reporting worker has the token file, its vocabulary is larger, or it is too short.
+def _file_errors(spec: RunSpec, kind: str, name: str) -> dict[str, str]:
+    """Error by field if no reporting worker has the file, or it does not suit the run.
 
     {} while no worker reports, and for a name that no worker lists if one has more files than it lists.
     """
-    fleet = FleetSnapshot.now()
-    workers, readers = fleet.reporting, Files.of(fleet).readers(spec.model_dump(mode="json"))
-    have = [file for worker in workers if worker.name in readers for file in worker.token_files]
+    fleet, plain = FleetSnapshot.now(), spec.model_dump(mode="json")
+    workers, readers = fleet.reporting, Files.of(fleet).readers(plain)
+    have = [file for worker in workers if worker.name in readers for file in worker.data_files[kind]]
     found = next((file for file in have if file["name"] == name), None)
-    if not workers or (found is None and any(worker.more_token_files for worker in workers)):
+    if not workers or (found is None and any(worker.leaves_out(kind) for worker in workers)):
         return {}
     if found is None:
-        have = sorted({file["name"] for worker in workers for file in worker.token_files})
-        part = f" ({MOST_NAMED} of {len(have)})" if len(have) > MOST_NAMED else ""
-        others = f"they have {', '.join(have[:MOST_NAMED])}{part}" if have else NONE
-        return {"train.corpus": f"No worker that reports has the token file {name}; {others}."}
+        names = sorted({file["name"] for worker in workers for file in worker.data_files[kind]})
+        part = f" ({MOST_NAMED} of {len(names)})" if len(names) > MOST_NAMED else ""
+        others = f"they have {', '.join(names[:MOST_NAMED])}{part}" if names else NONE.format(kind)
+        return {"train.corpus": f"No worker that reports has the {file_word(plain)} {name}; {others}."}
+    return _SUITS[kind](spec, found)
+
+
+def _image_file_errors(spec: RunSpec, found: dict[str, Any]) -> dict[str, str]:
+    """Error by field if the images do not suit the model, or too few are left to train."""
+    side = cast(ImageOutline, outline_of(spec.model)).side  # no other kind takes them
+    if wrong := unsuitable(found, side, spec.model.channels, spec.model.classes):
+        return {field: f"Image file {found['name']} {said}" for field, said in wrong.items()}
+    if spec.train.held_out >= found["images"]:
+        use = f"use at most {found['images'] - 1}" if found["images"] > 1 else "use train.eval_every=0"
+        return {"train.eval_samples": f"Image file {found['name']} has {plural_text(found['images'], 'image')}; {use}."}
+    return {}
+
+
+def _token_file_errors(spec: RunSpec, found: dict[str, Any]) -> dict[str, str]:
+    """Error by field if the file's vocabulary is larger than the model's, or it is too short."""
+    name = found["name"]
     if found["vocab"] > spec.model.vocab:
         return {
             "model.vocab": f"Token file {name} has tokens up to {found['vocab'] - 1}; use {found['vocab']} or more."
@@ -78,3 +102,10 @@ def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
     if found["tokens"] <= spec.model.seq:
         return {"model.seq": f"Token file {name} has {found['tokens']} tokens; use at most {found['tokens'] - 1}."}
     return _sequences_errors(spec, found["tokens"])
+
+
+_SUITS: dict[str, Callable[[RunSpec, dict[str, Any]], dict[str, str]]] = {
+    "tokens": _token_file_errors,
+    "images": _image_file_errors,
+}
+"""Error by field if a file of this kind, by its entry in a worker's list, does not suit a run."""

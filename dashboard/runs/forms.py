@@ -15,7 +15,7 @@ from django.utils.html import format_html
 from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
-from dashboard.runs import corpora, resuming, spec_fields, weights
+from dashboard.runs import corpora, relevance, resuming, spec_fields, weights
 from dashboard.runs.form_words import in_form_words
 from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
@@ -121,7 +121,9 @@ class RunForm(Form):
         required=False,
         allow_empty_file=True,
         label="or upload a text",
-        widget=forms.FileInput(attrs={"accept": ACCEPT, **spec_fields.shown_for("train.corpus")}),
+        widget=forms.FileInput(
+            attrs={"accept": ACCEPT, **spec_fields.shown_while(relevance.of_kinds(relevance.takers("blob")))}
+        ),
     )
     program_file = program_field(
         "or read it from a file", "parallel__program", **spec_fields.shown_for("parallel.program")

@@ -20,6 +20,7 @@ from dashboard.runs.spreading import (
     FITS_NOWHERE,
     Files,
     Holder,
+    file_word,
     too_small_text,
     unable_sentence,
     versions_sentence,
@@ -227,7 +228,7 @@ def _for_absent(run: Run, why: Wait, names: Sequence[str], awaited: Sequence[Hos
 
 
 def _file_of(run: Run) -> str:
-    return "the weights it begins from" if run.spec.get("train", {}).get("weights") else "its token file"
+    return "the weights it begins from" if run.spec.get("train", {}).get("weights") else f"its {file_word(run.spec)}"
 
 
 def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host], asks: Request) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from dashboard.runs import break_it
@@ -46,8 +46,17 @@ def condition(path: str) -> Condition | None:
         return Condition("model.kind", (str(LLAMA["kind"]),))
     if path.startswith("train.loss_scale"):
         return Condition("train.precision", ("fp16",))
-    kinds = kinds_of(path)
+    return of_kinds(kinds_of(path))
+
+
+def of_kinds(kinds: Sequence[str]) -> Condition | None:
+    """The condition that the model is of one of the kinds; None = of any."""
     return Condition("model.kind", tuple(kinds)) if len(kinds) < len(KINDS) else None
+
+
+def takers(corpus: str) -> list[str]:
+    """Kinds of models that can be trained on a corpus, or on all of a word of `Outline.corpora`."""
+    return [kind for kind, outline in KINDS.items() if corpus.partition(":")[0] in outline.corpora]
 
 
 def kinds_of(path: str) -> list[str]:

@@ -18,8 +18,10 @@ from pydantic.fields import FieldInfo
 
 from dashboard.runs import break_it, relevance
 from dashboard.runs.choice_labels import CHOICE_LABELS
+from dashboard.runs.corpus_select import CorpusSelect
 from dashboard.runs.entry import Entry, Group, html_name
 from parallel_core import limits
+from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
@@ -39,6 +41,8 @@ GROUPS = (
             Entry("model.vocab", "Vocabulary", "256 reads bytes"),
             Entry("model.width", "Channels at first", "64 in the papers"),
             Entry("model.image", "Image side", "pixels; empty: the least the model takes"),
+            Entry("model.channels", "Image channels", "1: grey, 3: coloured"),
+            Entry("model.classes", "Classes", "digits have 10"),
         ),
     ),
     Group(
@@ -195,7 +199,11 @@ def form_field(entry: Entry) -> forms.Field:
 
 def shown_for(path: str) -> dict[str, str]:
     """Attributes that tell the browser when to show a field: the field that it depends on, and that one's values."""
-    needed = relevance.condition(path)
+    return shown_while(relevance.condition(path))
+
+
+def shown_while(needed: relevance.Condition | None) -> dict[str, str]:
+    """`shown_for` a condition."""
     if needed is None:
         return {}
     return {"data-shown-for": " ".join((html_name(needed.leaf), *["not"] * needed.negated, *needed.values))}
@@ -214,7 +222,9 @@ def _plain_field(entry: Entry) -> forms.Field:
         words = list(TRAITS)
     if entry.path == "parallel.zero":
         words, hint = ["0", "1", "2", "3"], ""
-    if words or entry.path in ("train.corpus", "train.weights"):
+    if entry.path == "train.corpus":
+        widget = CorpusSelect()
+    elif words or entry.path == "train.weights":
         widget = forms.Select(choices=[(word, CHOICE_LABELS.get(word, word)) for word in words])
     return forms.CharField(label=entry.label, required=False, widget=widget, help_text=hint)
 
@@ -279,11 +289,19 @@ def to_spec(values: Mapping[str, Any], paths: Collection[str] | None = None) -> 
             continue
         section, leaf = path.split(".", 1)
         value = values.get(html_name(path))
+        if path == "train.corpus" and _of_another_kind(str(value), str(values.get(html_name("model.kind")))):
+            continue
         if isinstance(value, str):
             value = value.strip()
             value = None if not value and is_optional(info) else value_of(path, value)
         spec.setdefault(section, {})[leaf] = value
     return spec
+
+
+def _of_another_kind(corpus: str, kind: str) -> bool:
+    """Whether a corpus that is built in is left from another kind of model, which was chosen before: the run then has
+    the usual one of its own. What the user has brought is kept, and refused with its reason."""
+    return corpus in BUILT_IN_CORPORA and kind in KINDS and kind not in relevance.takers(corpus)
 
 
 def _default(path: str) -> Any:

@@ -16,10 +16,14 @@ from dashboard.fleet.words import WORDS, apart_text, unable_text
 from dashboard.runs.models import Attempt, Checkpoint, Run
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
 from parallel_core.known_fields import needs_later
+from parallel_core.outline import FILE_CORPORA
 from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
 
 MOST_HOSTS = 64
+FILE_WORDS = {"tokens": "token file", "images": "image file"}
+"""What files of each kind of FILE_CORPORA are called."""
+_TELLING = {"tokens": ("tokens", "vocab"), "images": ("images", "height", "width", "channels", "classes")}
 FITS_NOWHERE = "Cancel it and change it, or queue it although it is predicted not to fit."
 
 
@@ -41,10 +45,10 @@ class Files:
 
     sharing: tuple[str, ...]
     """Reporting workers that keep their checkpoints in a folder that others also have."""
-    tokens: Mapping[str, tuple[str, ...]]
-    """Token file -> the workers that have it, or had it when last heard of."""
-    unlisted: tuple[str, ...] = ()
-    """Workers with more token files than they report: any of them may have one that is not in `tokens`."""
+    found: Mapping[str, tuple[str, ...]]
+    """Corpus that is a file of tokens or images -> the workers that have it, or had it when last heard of."""
+    unlisted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Kind of such files -> workers with more than they report: any of them may have one that is not in `found`."""
     weights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Folder of Llama weights -> the workers that can begin from it, or could when last heard of."""
     _holders: dict[tuple[int, int], Holder | None] = field(default_factory=dict)
@@ -57,36 +61,31 @@ class Files:
 
     @classmethod
     def of(cls, fleet: FleetSnapshot) -> Files:
-        """Of the whole fleet. Of token files with the same name but different sizes, counts the one that most reporting
+        """Of the whole fleet. Of files with the same name but different sizes, counts the one that most reporting
         workers have; so of weights with the same name but another model."""
         fleet = fleet.whole
         fresh, workers = {worker.name for worker in fleet.reporting}, fleet.every
         files: dict[str, list[tuple[Any, str]]] = {}
         weights: dict[str, list[tuple[Any, str]]] = {}
         for worker in workers:
-            for file in worker.token_files:
-                files.setdefault(file["name"], []).append(((file["tokens"], file["vocab"]), worker.name))
+            for kind, those in worker.data_files.items():
+                for file in those:
+                    files.setdefault(f"{kind}:{file['name']}", []).append((_sizes(kind, file), worker.name))
             for one in worker.weights:
                 if "why" not in one:
                     same = (repr(sorted(one["model"].items())), one["dtype"], one["bytes"])
                     weights.setdefault(one["name"], []).append((same, worker.name))
-        tokens = _holders_of_usual(files, fresh)
+        unlisted = {kind: tuple(one.name for one in workers if one.leaves_out(kind)) for kind in FILE_CORPORA}
         sharing = tuple(worker.name for worker in workers if worker.shared_checkpoints and worker.name in fresh)
-        return cls(
-            sharing,
-            tokens,
-            tuple(worker.name for worker in workers if worker.more_token_files),
-            _holders_of_usual(weights, fresh),
-        )
+        return cls(sharing, _holders_of_usual(files, fresh), unlisted, _holders_of_usual(weights, fresh))
 
     def readers(self, spec: Mapping[str, Any], *, resumes: bool = False) -> tuple[str, ...]:
-        """Workers that have, or where no worker lists it may have, the token file named by the spec, and the weights
+        """Workers that have, or where no worker lists it may have, the file that the spec trains on, and the weights
         named by it unless it `resumes` from a checkpoint; () if it names none. Of those with the weights alone if none
         has both."""
-        train = spec.get("train", {})
-        kind, _, name = str(train.get("corpus", "")).partition(":")
-        read = self.tokens.get(name, self.unlisted) if kind == "tokens" else ()
-        weights = () if resumes else self.weights.get(train.get("weights", ""), ())
+        corpus, kind = _corpus(spec)
+        read = self.found.get(corpus, self.unlisted.get(kind, ())) if kind in FILE_CORPORA else ()
+        weights = () if resumes else self.weights.get(spec.get("train", {}).get("weights", ""), ())
         return tuple(worker for worker in weights if worker in read) or weights or read
 
     def holder(self, begins: ResumeFrom) -> Holder | None:
@@ -99,7 +98,7 @@ class Files:
         return self._holders[key]
 
     def needed(self, spec: Mapping[str, Any], holder: Holder | None = None) -> tuple[str, ...]:
-        """Workers that have what a run reads: its token file, and the checkpoint of `holder`; () if any will do.
+        """Workers that have what a run reads: its corpus's file, and the checkpoint of `holder`; () if any will do.
 
         A checkpoint in a shared folder is available to every worker that now shares it, even while its writer is away.
         """
@@ -129,6 +128,22 @@ def _holders_of_usual(have: Mapping[str, list[tuple[Any, str]]], fresh: Collecti
     return out
 
 
+def _sizes(kind: str, file: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What of a file's entry tells it from others of its name."""
+    return tuple(file[name] for name in _TELLING[kind])
+
+
+def _corpus(spec: Mapping[str, Any]) -> tuple[str, str]:
+    """(`train.corpus` of a spec, the word before its colon)."""
+    corpus = str(spec.get("train", {}).get("corpus", ""))
+    return corpus, corpus.partition(":")[0]
+
+
+def file_word(spec: Mapping[str, Any]) -> str:
+    """What the file of its corpus is called: `token file`, `image file`; '' if it trains on none."""
+    return FILE_WORDS.get(_corpus(spec)[1], "")
+
+
 def alone_because(
     spec: Mapping[str, Any],
     files: Files,
@@ -147,8 +162,8 @@ def alone_because(
         return "one was asked for"
     if not resumes and train.get("weights") and len(files.readers(spec)) < 2:
         return "the weights it begins from lie on one"
-    if str(train.get("corpus", "")).startswith("tokens:") and len(files.readers(spec, resumes=resumes)) < 2:
-        return "its token file lies on one"
+    if (file := file_word(spec)) and len(files.readers(spec, resumes=resumes)) < 2:
+        return f"its {file} lies on one"
     if (resumes or train.get("checkpoint_every")) and len(files.reach(spec, resumes=resumes)) < 2:
         return "its checkpoints lie on one (no two workers that can run it share a folder for them)"
     if holder is not None and len(set(files.reach(spec, resumes=True)).intersection(files.needed(spec, holder))) < 2:

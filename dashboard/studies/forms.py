@@ -12,6 +12,7 @@ from dashboard.fields import Choice, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
+from dashboard.runs.corpus_select import CorpusSelect
 from dashboard.runs.entry import Group
 from dashboard.runs.forms import Section
 from dashboard.runs.models import Run
@@ -51,7 +52,7 @@ class TrainingForm(StudyForm):
     spec: RunSpec | None = None
     """The base as a single run; set by a valid form."""
 
-    train__corpus = Choice(label="Corpus", initial="stdlib")
+    train__corpus = Choice(label="Corpus", initial="stdlib", widget=CorpusSelect)
     timed_steps = WholeNumber(
         label="Timed steps",
         min_value=variants.MIN_TIMED_STEPS,

@@ -21,7 +21,9 @@ def add(command: argparse.ArgumentParser) -> None:
     """Adds `--text` and `--corpora` to a command."""
     either = command.add_mutually_exclusive_group()
     either.add_argument("--text", type=Path, metavar="FILE", help="train on this file's bytes, whatever the spec says")
-    either.add_argument("--corpora", type=Path, help="folder of texts, named by their sha256, and of token files")
+    either.add_argument(
+        "--corpora", type=Path, help="folder of texts, named by their sha256, and of files of tokens and images"
+    )
 
 
 def name_of(text: Path) -> str:

@@ -160,10 +160,15 @@ def _require_finite(part: np.ndarray, before: int) -> None:
         raise CorpusError(f"image {before + int(wrong.argmax())} has pixels that are infinite or no number.")
 
 
+def require_labels(dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Raises CorpusError where an array is none of labels, one whole number an image."""
+    if len(shape) != 1 or dtype.kind not in "iu":
+        raise CorpusError(f"labels are whole numbers [images], and these are {dtype} {list(shape)}.")
+
+
 def checked_classes(labels: np.ndarray) -> int:
     """Returns the number of classes: one more than the largest label. Raises CorpusError where a label is none."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise CorpusError(f"labels are whole numbers [images], and these are {labels.dtype} {list(labels.shape)}.")
+    require_labels(labels.dtype, labels.shape)
     if not len(labels):
         raise CorpusError("there are no labels; a corpus needs at least one image.")
     least, most = int(labels.min()), int(labels.max())

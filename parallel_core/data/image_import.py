@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from parallel_core.data.corpus import CorpusError
-from parallel_core.data.image_file import SUFFIX, Shape, checked_classes, pack
+from parallel_core.data.image_file import SUFFIX, Shape, pack, require_labels
 from parallel_core.data.npy import Stored, stored
 
 Order = Literal["first", "last"]
@@ -27,11 +27,11 @@ def pack_arrays(images: Path, labels: Path | None, order: Order | None, name: st
     both = labels is None
     with ExitStack() as files:
         given = files.enter_context(stored(labels or images, "labels" if both else ""))
-        told = given.whole() if len(given.shape) == 1 and not given.dtype.hasobject else np.empty(given.shape[:2])
-        checked_classes(told)
+        require_labels(given.dtype, given.shape)
+        told = given.whole()
         array = files.enter_context(stored(images, "images" if both else ""))
-        if array.shape[0] != len(told):
-            raise CorpusError(f"there are {array.shape[0]} images and {len(told)} labels; each image needs one.")
+        if array.shape[0] != len(told):  # before a long conversion
+            raise CorpusError(f"there are {array.shape[0]} images and {len(told)} labels; each needs one.")
         return pack(_channels_first(array, order), told, folder / f"{name}{SUFFIX}")
 
 

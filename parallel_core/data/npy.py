@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -24,7 +25,7 @@ class Stored(NamedTuple):
 
     file: IO[bytes]
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: np.dtype[Any]
     what: str
 
     def parts(self) -> Iterator[np.ndarray]:
@@ -49,14 +50,15 @@ def stored(path: Path, name: str = "") -> Iterator[Stored]:
     objects."""
     try:
         if name:
-            with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
-                yield _header(file, f"{name} of {path.name}")
+            with zipfile.ZipFile(path) as archive:
+                if f"{name}.npy" not in archive.namelist():
+                    raise CorpusError(f"{path.name} has no array {name}; save one with numpy.savez(.., {name}=..).")
+                with archive.open(f"{name}.npy") as file:
+                    yield _header(file, f"{name} of {path.name}")
         else:
             with path.open("rb") as file:
                 yield _header(file, path.name)
-    except KeyError:
-        raise CorpusError(f"{path.name} has no array {name}; save one with numpy.savez(..., {name}=...).") from None
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise CorpusError(f"{path.name} is no whole .npz file: {error}.") from error
     except OSError as error:
         raise CorpusError(f"{path} cannot be read ({error.strerror or error}).") from error

@@ -23,7 +23,7 @@ def unit_costs(spec: RunSpec) -> list[UnitCost]:
 
 def parameter_count(model: ModelSpec) -> int:
     """Parameters of the whole model; a tied matrix counts once."""
-    spec = RunSpec.model_validate({"model": model.model_dump()})
+    spec = RunSpec.model_validate({"model": model.model_dump(), "train": {"corpus": outline_of(model).profiled}})
     return sum(sum(unit.parameters) for unit in unit_costs(spec)) - outline_of(model).shared()
 
 

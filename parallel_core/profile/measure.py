@@ -71,6 +71,7 @@ def measure(
             "model": model.model_dump(),
             "parallel": {"dp": ranks},
             "train": {
+                "corpus": outline_of(model).profiled,
                 "global_batch": ranks * outline_of(model).least_samples,
                 "precision": precision,
                 "device": device,

@@ -218,6 +218,19 @@ def test_clicks_in_quick_succession_queue_one_run(page: Page, client: httpx.Clie
     expect(page.get_by_role("row").filter(has_text="Clicked twice")).to_have_count(1)
 
 
+def test_a_kind_of_model_is_offered_what_it_can_be_trained_on(page: Page) -> None:
+    page.goto("/runs/new/")
+    corpus, upload = field(page, "train__corpus"), page.locator("#field-upload")
+    expect(corpus).to_have_value("stdlib")
+    expect(upload).to_be_visible()
+    field(page, "model__kind").select_option("vgg16")
+    expect(corpus).to_have_value("digits")
+    expect(corpus.locator("option:enabled")).to_have_count(1)
+    expect(upload).to_be_hidden()
+    field(page, "model__kind").select_option("gpt")
+    expect(corpus).to_have_value("stdlib")
+
+
 def test_the_preset_is_marked_while_the_spec_is_as_it_made_it(page: Page) -> None:
     page.goto("/runs/new/?preset=tiny")
     current = page.locator("nav.presets [aria-current=true]")

@@ -127,6 +127,18 @@ def test_a_clock_of_the_broker_that_is_slow_makes_no_worker_silent(
     assert reporting().count() == 0, "it waited in the stream"
 
 
+def test_image_files_are_kept_until_the_worker_has_listed_them_again(peer: Peer, controller: Controller) -> None:
+    files = [{"name": "pets", "images": 4, "height": 8, "width": 8, "channels": 1, "classes": 2}]
+    kept = []
+    lists: tuple[dict[str, Any], ...] = ({"image_files": files, "more_image_files": 7}, {}, {"image_files": []})
+    for listed in lists:
+        peer.beat(**listed)
+        controller.turn()
+        worker = Worker.objects.get()
+        kept.append((worker.image_files, worker.more_image_files))
+    assert kept == [(files, 7), (files, 7), ([], 0)]
+
+
 def test_token_files_are_kept_until_the_worker_has_listed_them_again(peer: Peer, controller: Controller) -> None:
     """A worker that was restarted does not know them at its first heartbeat."""
     files = [{"name": "tale", "tokens": 4, "vocab": 10}]

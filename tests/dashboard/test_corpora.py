@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import time
 from collections.abc import Iterator
@@ -14,14 +15,17 @@ import pytest
 from django.core.exceptions import PermissionDenied
 from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploadedFile
 from django.test import Client
+from pydantic import ValidationError
 
 from dashboard.api.models import Scope
 from dashboard.control.controller import Controller
-from dashboard.runs import corpora, relevance, submission
+from dashboard.runs import corpora, relevance, spec_fields, submission
 from dashboard.runs.choice_labels import CORPUS_LABELS
+from dashboard.runs.corpus_select import CorpusSelect
 from dashboard.runs.models import Corpus, Run, State
 from dashboard.runs.services import Invalid
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_permissions import token
@@ -93,11 +97,32 @@ def test_every_built_in_corpus_has_a_label() -> None:
 
 
 def test_a_second_data_set_of_a_kind_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert relevance.kinds_of("train.corpus") == ["gpt"]
-    assert [value for value, _ in corpora.choices()] == ["stdlib"]
-    monkeypatch.setattr(KINDS["mlp"], "corpora", ("digits", "django"))
-    assert relevance.kinds_of("train.corpus") == ["gpt", "mlp"]
+    assert relevance.kinds_of("train.corpus") == ["gpt", "mlp", "vgg16", "resnet50"]
+    assert [value for value, _ in corpora.choices()] == ["stdlib", "digits"]
+    monkeypatch.setattr(KINDS["gnmt"], "corpora", ("django", "blob"))
+    assert relevance.kinds_of("train.corpus") == list(KINDS)
     assert [value for value, _ in corpora.choices()] == ["stdlib", "digits", "django"]
+
+
+def test_a_built_in_corpus_of_another_kind_gives_way_and_a_users_own_is_refused() -> None:
+    """A form that was filled in for text keeps its corpus when a model of images is chosen, without JavaScript."""
+
+    def sent(kind: str, corpus: str) -> RunSpec:
+        values = {**spec_fields.from_spec({"model": {"kind": kind}}), "train__corpus": corpus}
+        return RunSpec.model_validate(spec_fields.to_spec(values))
+
+    assert sent("mlp", "stdlib").train.corpus == "digits"
+    assert sent("gpt", "digits").train.corpus == "stdlib"
+    assert sent("vgg16", "images:pets").train.corpus == "images:pets"
+    with pytest.raises(ValidationError, match="trains on 'digits' or an image file"):
+        sent("mlp", "tokens:web")
+
+
+def test_an_option_names_the_kinds_that_take_it() -> None:
+    choices = [(name, name) for name in ("stdlib", "images:pets", "tokens:web")]
+    shown = CorpusSelect(choices=choices).render("corpus", "stdlib")
+    kinds = dict(re.findall(r'<option value="([^"]+)"[^>]* data-only-for="model__kind ([^"]+)"', shown))
+    assert kinds == {"stdlib": "gpt", "images:pets": "mlp vgg16 resnet50", "tokens:web": "gpt"}
 
 
 @pytest.fixture

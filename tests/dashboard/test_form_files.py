@@ -102,6 +102,39 @@ def test_a_schedule_that_would_hang_shows_its_grid_at_the_field(member: Client) 
     assert f"<span>{sentence}</span>\n{place}</p>" in shown, "the sentence wraps on a phone, the grid does not"
 
 
+PETS = {"name": "pets", "images": 6000, "height": 32, "width": 32, "channels": 3, "classes": 7}
+
+
+def test_image_files_of_workers_are_corpora(member: Client, worker: Worker) -> None:
+    Worker.objects.update(image_files=[PETS])
+    page = member.get("/runs/new/").content.decode()
+    assert "pets (6 000 images of 32 × 32 × 3, 7 classes, on yard-a)" in page
+    model = {"model__kind": "vgg16", "model__width": "2", "train__corpus": "images:pets"}
+
+    def errors(**changes: str) -> dict[str, list[str]]:
+        form = member.post("/runs/new/", filled(**model | changes)).context["form"]
+        return {name: list(said) for name, said in form.errors.items()}
+
+    said = errors(model__classes="5")
+    assert said["model__channels"] == [
+        "Image file pets has images of 3 channels, and the model 1; use Image channels = 3."
+    ]
+    assert said["model__classes"] == ["Image file pets has 7 classes, and the model 5; use Classes = 7 or more."]
+    model |= {"model__channels": "3"}
+    assert "they have pets." in errors(train__corpus="images:cats")["train__corpus"][0]
+    held = errors(train__eval_every="5", train__eval_samples="6000")["train__eval_samples"]
+    assert held == ["Image file pets has 6000 images; use at most 5999."]
+    Worker.objects.update(image_files=[{**PETS, "height": 64, "width": 64}])
+    assert "and the model takes 32" in errors()["model__image"][0]
+    Worker.objects.update(image_files=[PETS])
+    assert member.post("/runs/new/", filled(**model)).status_code == 302
+    Worker.objects.create(name="yard-0", devices=[], heartbeat_at=timezone.now())
+    (request,) = queue.requests(queue.queued_runs())
+    assert request.needs == ("yard-a",), "no other worker has the file"
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    assert queue.waiting(Run.objects.get()).sentence.startswith("Waits for worker yard-a, which has its image file")
+
+
 def test_token_files_of_workers_are_corpora(member: Client, worker: Worker) -> None:
     files = [{"name": "wiki", "tokens": 120_000, "vocab": 50_257}]
     Worker.objects.update(token_files=files)

@@ -70,6 +70,18 @@ def test_a_token_file_that_two_workers_have_is_read_on_both(two_hosts: None, ali
     )
 
 
+def test_an_image_file_that_two_workers_have_is_read_on_both(two_hosts: None) -> None:
+    file = {"name": "pets", "images": 100, "height": 8, "width": 8, "channels": 1, "classes": 10}
+    asked = {**spec(4, corpus="images:pets"), "model": {"kind": "mlp"}}
+    Worker.objects.filter(name="yard-a").update(image_files=[file])
+    assert "its image file lies on one" in submission.assess(asked).errors["parallel.dp"]
+    Worker.objects.filter(name="yard-b").update(image_files=[{**file, "images": 99}])
+    assert "its image file lies on one" in submission.assess(asked).errors["parallel.dp"]
+    Worker.objects.update(image_files=[file], token_files=[{"name": "pets", "tokens": 9, "vocab": 4}])
+    found = submission.assess(asked)
+    assert not found.errors and set(found.hosts) == {"yard-a", "yard-b"}
+
+
 def test_a_token_file_that_no_list_names_may_be_where_a_list_is_cut(two_hosts: None, alice: Any) -> None:
     files = [{"name": f"part-{i}", "tokens": 10_000, "vocab": 64} for i in range(7)]
     Worker.objects.update(token_files=files)

@@ -33,7 +33,7 @@ def member(client: Client, alice: Any) -> Client:
 
 
 READS: dict[str, dict[str, Any]] = {
-    **{path: {"model": {"kind": "vgg16"}} for path in ("model.image", "model.width")},
+    **{f"model.{name}": {"model": {"kind": "vgg16"}} for name in ("image", "width", "channels", "classes")},
     "parallel.recompute_layers": {"parallel": {"recompute": "full"}},
     "parallel.zero_backend": {"model": {"tied": False}, "parallel": {"dp": 2, "zero": 3}},
     "train.eval_samples": {"train": {"eval_every": 10}},

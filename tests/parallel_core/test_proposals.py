@@ -33,6 +33,8 @@ MODEL: dict[str, list[Any]] = {
     "tied": [False, True],
     "width": [2, 3],
     "image": [None, 32, 64],
+    "channels": [3],
+    "classes": [4, 12],
 }
 PARALLEL: dict[str, list[Any]] = {
     "dp": [1, 2, 3, 4, 5],

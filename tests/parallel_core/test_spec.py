@@ -153,7 +153,7 @@ def test_units_of_a_model() -> None:
             {"train": {"corpus": "/etc/passwd"}},
             "train.corpus",
             "Corpus must be 'stdlib', 'digits', 'django', 'blob:' and the sha256 of an uploaded text, or 'tokens:' "
-            "and the name of a token file on the worker (letters, digits, '.', '_', '-').",
+            "or 'images:' and the name of a file on the worker (letters, digits, '.', '_', '-').",
         ),
     ],
 )

@@ -7,9 +7,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from parallel_core.data import token_file
+from parallel_core.data import image_file, token_file
 from workers import heartbeat
 from workers.contract import HEARTBEAT_S, LEASE_S
 from workers.heartbeat import Heartbeat
@@ -83,6 +84,17 @@ def test_a_beat_before_token_files_were_listed_says_nothing_of_them(tmp_path: Pa
     assert worker.heartbeat.body()["token_files"] == []
     worker.token_files.known = token_file.Listing([], 3)
     assert worker.heartbeat.body()["more_token_files"] == 3
+
+
+def test_a_beat_names_the_image_files(tmp_path: Path) -> None:
+    worker = Worker(Settings("a", "redis://yard.invalid:6379", tmp_path, tmp_path))
+    assert "image_files" not in worker.heartbeat.body()
+    image_file.pack([np.zeros((2, 3, 8, 8), np.uint8)], np.array([0, 4]), worker.settings.corpora / "pets.images")
+    worker.token_files.look()
+    body = worker.heartbeat.body()
+    sizes = {"images": 2, "height": 8, "width": 8, "channels": 3, "classes": 5}
+    assert (body["image_files"], body["more_image_files"]) == ([{"name": "pets", **sizes}], 0)
+    assert body["token_files"] == []
 
 
 def test_token_files_stay_known_while_their_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
