@@ -24,6 +24,7 @@ _WITHOUT_STEP = (
     "loss_scale_growth",
     "loss_scale_backoff",
     "corpus",
+    "weights",
     "checkpoint_every",
     "keep",
     "max_minutes",

@@ -113,6 +113,7 @@ OTHER: dict[str, Any] = {
     "loss_scale_growth": 3.0,
     "loss_scale_backoff": 0.25,
     "corpus": "pattern",
+    "weights": "mine",
     "checkpoint_every": 5,
     "keep": 3,
     "max_minutes": 5.0,

@@ -12,7 +12,7 @@ from parallel_core.data.corpus import CorpusError
 from parallel_core.data.sampler import Sampler
 from parallel_core.data.tokens import Tokens
 from parallel_core.layout import Layout
-from parallel_core.outline import BUILT_IN_CORPORA, KINDS
+from parallel_core.outline import BUILT_IN_CORPORA, FILE_CORPORA, KINDS
 from parallel_core.spec import RunSpec
 
 CORPORA = sorted({(kind, name) for kind, outline in KINDS.items() for name in outline.corpora})
@@ -96,7 +96,7 @@ def test_missing_and_empty_blobs_are_refused(tmp_path: Path) -> None:
 
 def test_every_corpus_of_a_kind_of_model_has_an_opener() -> None:
     assert {name for _, name in CORPORA} == set(dataset.OPENERS), "give it an opener in parallel_core/data/dataset.py"
-    assert set(BUILT_IN_CORPORA) == set(dataset.OPENERS) - {"blob", "tokens"}
+    assert set(BUILT_IN_CORPORA) == set(dataset.OPENERS) - {"blob", *FILE_CORPORA}
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name in CORPORA if name in BUILT_IN_CORPORA])
