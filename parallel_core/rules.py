@@ -152,11 +152,16 @@ _NEEDED = {
 """Prefix of pydantic's error type -> what is needed."""
 
 
+NAME_OR_NONE = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"
+PATTERNS = {
+    NAME_OR_NONE: "a name, not a path: at most 64 letters, digits, '.', '_' and '-', the first a letter or digit"
+}
+"""A field's pattern -> what it asks for, in words."""
 _WORDS = {
     "string_unicode": "Has a character that is none of Unicode's{got}.",
     "literal_error": "Must be {expected}{got}.",
     "string_too_long": "At most {max_length} characters.",
-    "string_pattern_mismatch": "Must be of the form {pattern}{got}.",
+    "string_pattern_mismatch": "Must be {words}{got}.",
     "too_long": "At most {max_length} entries.",
     "union_tag_invalid": "Must be {expected_tags}; got {tag!r}.",
     **dict.fromkeys(("model_type", "dict_type", "model_attributes_type"), "An object with named fields is needed."),
@@ -182,6 +187,8 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
         return f"{needed} is needed{got}."
     if kind == "string_too_short":
         return f"At least {plural_text(ctx['min_length'], 'character')}."
+    if "pattern" in ctx:
+        ctx = ctx | {"words": PATTERNS.get(ctx["pattern"], f"of the form {ctx['pattern']}")}
     return _WORDS[kind].format(got=got, **ctx) if kind in _WORDS else message
 
 

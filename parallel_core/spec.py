@@ -42,8 +42,6 @@ MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
 CORPUS_PATTERN = re.compile(
     rf"({'|'.join(BUILT_IN_CORPORA)}|blob:[0-9a-f]{{64}}|({'|'.join(FILE_CORPORA)}):[A-Za-z0-9][A-Za-z0-9._-]{{0,63}})"
 )
-WEIGHTS_PATTERN = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"
-"""A name, never a path."""
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -205,7 +203,7 @@ class TrainSpec(_Spec):
     """Samples of an evaluation: the last ones of the corpus, which are then never trained on."""
     corpus: str = "stdlib"
     """What is trained on: a built-in corpus, `blob:` and the sha256 of a text, or `tokens:` or `images:` and a name."""
-    weights: Annotated[str, Field(pattern=WEIGHTS_PATTERN)] = ""
+    weights: Annotated[str, Field(pattern=rules.NAME_OR_NONE)] = ""
     """Name of a folder of Llama weights (safetensors) in the worker's data folder from which the run begins; '' =
     random initial values. A checkpoint that it resumes from comes first."""
     device: DeviceKind = "cpu"

@@ -106,7 +106,7 @@ GROUPS = (
     ),
     Group(
         "fine",
-        "Optimiser and tracing",
+        "Optimizer and tracing",
         (
             Entry("train.lr_schedule", "Learning-rate schedule"),
             Entry("train.lr_warmup_steps", "Steps of rate warm-up", "the learning rate rises over them"),

@@ -106,7 +106,7 @@ class TrainingForm(StudyForm):
 
     def fine_sections(self) -> Iterator[Section]:
         """The folded groups below the training fields."""
-        yield self.section(folded("recipe", "Optimiser, held-out loss and checkpoints", self.fine_fields))
+        yield self.section(folded("recipe", "Optimizer, held-out loss and checkpoints", self.fine_fields))
 
     def section(self, group: Group) -> Section:
         return Section(group, [self[entry.name] for entry in group.entries])

@@ -105,7 +105,7 @@ def test_a_refused_form_keeps_everything_and_the_corrected_one_runs(
     page.wait_for_url("**/runs/new/?preset=pp2")
     typed = {"name": "From the form", "tags": "one, two", "model__layers": "2", "model__hidden": "32"}
     typed |= {"model__seq": "16", "parallel__micro_batches": "3", "train__steps": "6", "train__lr": "-1"}
-    page.locator("summary", has_text="Optimiser and tracing").click()
+    page.locator("summary", has_text="Optimizer and tracing").click()
     fill(page, {**typed, "train__beta1": "2"})
     field(page, "parallel__recompute").select_option("full")
     expect(said(page, "train__beta1")).to_contain_text("less than 1")

@@ -118,7 +118,7 @@ def test_a_run_is_swept_over_two_fields_from_its_page(page: Page, stocked: dict[
     second.fill("1, 2")
     expect(plan(page)).to_contain_text("4 runs on up to 2 devices")
     samples, every = page.get_by_label("Held-out samples"), page.get_by_label("Evaluate held-out loss every")
-    page.get_by_text("Optimiser, held-out loss and checkpoints").click()
+    page.get_by_text("Optimizer, held-out loss and checkpoints").click()
     expect(samples).to_be_hidden()
     every.fill("5")
     every.press("Tab")

@@ -57,6 +57,12 @@ def test_units_of_a_model() -> None:
             "heads=3 does not divide hidden=100; try heads=1, 2, 4, 5, 10, 20.",
         ),
         (
+            {"train": {"weights": "../tiny"}},
+            "train.weights",
+            "Must be a name, not a path: at most 64 letters, digits, '.', '_' and '-', the first a letter or digit; "
+            "got '../tiny'.",
+        ),
+        (
             {"model": {"layers": 1}, "parallel": {"pp": 5}},
             "parallel.pp",
             "pp=5 is more than the model's 4 cuttable layers; use at most 4.",
