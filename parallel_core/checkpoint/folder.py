@@ -9,6 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,19 @@ def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[in
     where.rename(target)
     flush(folder)
     shutil.rmtree(aside, ignore_errors=True)
+    return _rotate(folder, manifest, keep)
+
+
+def add_held_out(folder: Path, step: int, held_out: float, keep: int) -> list[int]:
+    """Adds the held-out loss to the checkpoint of `step`, the newest in `folder`; then drops and returns as `publish`.
+
+    A kill at any moment leaves the manifest as it was, or with the loss. Raises CheckpointError where the checkpoint
+    cannot be read, OSError where its manifest cannot be written.
+    """
+    path = path_of(folder, step)
+    manifest = replace(read(path), held_out=held_out)
+    write_text(path / FILE, manifest.text(), sync=True)
+    flush(path)
     return _rotate(folder, manifest, keep)
 
 

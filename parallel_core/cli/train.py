@@ -168,11 +168,14 @@ class Shown:
         self.stopping = False
         self._target = target
         self._waiting: dict[str, dict[int, float]] = {"step_time": {}, "tokens_per_s": {}}
+        self._saved = -1
+        """Steps done at the last checkpoint: its record comes again where its held-out loss became known later."""
 
     def show(self, frame: Frame) -> None:
         """Prints what the frame completes. Raises KeyboardInterrupt where nobody reads it."""
-        if frame.kind == "checkpoint":
+        if frame.kind == "checkpoint" and frame.header["step"] != self._saved:
             done, size, took = (frame.header[key] for key in ("step", "bytes", "seconds"))
+            self._saved = done
             self._say(f"checkpoint of {done} steps: {size:,} bytes in {took:.2f} s")
         for name, values in self._waiting.items():
             values.update((int(point["step"]), float(point["value"])) for point in points([frame], name))

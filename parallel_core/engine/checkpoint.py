@@ -10,6 +10,7 @@ one save is in progress: the next one waits for it.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -39,6 +40,8 @@ from parallel_core.spec import RunSpec
 
 if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 Buffers = dict[str, Pieces]
 """Kind of state -> the parts of that flat buffer which this rank holds. Kinds: "value", "main", and the optimizer's:
@@ -140,6 +143,8 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._last = -1
+        self._told: dict[str, Any] = {}
+        """The newest `checkpoint` record; {} before the first, and on ranks other than 0."""
         self._copies = trainer.device.copies()
         self._moved = False
         """Whether the writing thread has made progress since `wait` last checked."""
@@ -246,13 +251,32 @@ class Saver:
             scalars=dict(saved.scalars),
         )
         kept = folders.publish(where, config.folder, manifest, self._keep)
-        about: dict[str, Any] = {
+        self._told = {
             "step": saved.step,
             "held_out": saved.held_out,
             "bytes": manifest.bytes,
             "blocked": saved.blocked,
+            "seconds": time.perf_counter() - began,
+            "kept": kept,
         }
-        self._sink.emit("checkpoint", **about, seconds=time.perf_counter() - began, kept=kept)
+        self._sink.emit("checkpoint", **self._told)
+
+    def add_held_out(self, done: int, held_out: float) -> None:
+        """Adds the held-out loss after `done` steps to the checkpoint of these, which `wait` has waited for: evaluated
+        after the save. Rank 0 also drops the checkpoints that are superseded now, and emits the record again.
+
+        Nothing happens where these steps were not saved, or the loss is not finite. A manifest that cannot be written
+        stays as it was: without the loss the checkpoint is as good.
+        """
+        if self._told.get("step") != done or not math.isfinite(held_out):
+            return
+        try:
+            kept = folders.add_held_out(self._config.folder, done, held_out, self._keep)
+        except (CheckpointError, OSError) as error:
+            log.warning("the checkpoint of step %d stays without its held-out loss: %s", done, error)
+            return
+        self._told |= {"held_out": held_out, "kept": kept}
+        self._sink.emit("checkpoint", **self._told)
 
 
 def load(trainer: Trainer, path: Path, run: int = 0) -> int:

@@ -194,7 +194,7 @@ def _train(
         _finish(trainer, report, first, saver, meters=late is None)
     report.summary(times, others, processes, done)
     if late is not None:
-        report.evaluated(late.after_last_step())
+        _evaluate_last(late, report, saver)
     report.phase("done", done)
 
 
@@ -239,6 +239,14 @@ def _evaluate(
     report.evaluated(found)
     times.leave_out(found.seconds)
     return found.loss, False
+
+
+def _evaluate_last(evaluation: Evaluation, report: Reporter, saver: checkpoint.Saver | None) -> None:
+    """Evaluates the held-out loss of weights that are saved already, and adds it to their checkpoint."""
+    found = evaluation.after_last_step()
+    report.evaluated(found)
+    if saver is not None:
+        saver.add_held_out(found.step + 1, found.loss)
 
 
 def _probe_reference(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:

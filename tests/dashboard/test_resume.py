@@ -51,6 +51,14 @@ def test_rows_follow_what_the_worker_keeps(saved: Run) -> None:
     assert list(rows) == [(10, "yard-a", 1000), (20, "yard-a", 1000)]
 
 
+def test_a_record_that_comes_again_with_the_held_out_loss_adds_it_to_the_row(member: Client, saved: Run) -> None:
+    """And deletes the row of the checkpoint that was the best until then."""
+    factory.feed(saved.attempts.get(), 0, frame(20, [20], held_out=2.25))
+    assert list(saved.checkpoints.values_list("step", "held_out")) == [(20, 2.25)]
+    table = member.get(f"/runs/{saved.pk}/", {"tab": "events"}).content.decode()
+    assert "2.25" in table
+
+
 def test_choices_name_the_checkpoint_of_the_lowest_held_out_loss(member: Client, saved: Run) -> None:
     """With two at least whose loss is known."""
     remark = "lowest held-out loss, 2."

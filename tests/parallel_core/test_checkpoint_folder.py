@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.config import CheckpointConfig
+from parallel_core.checkpoint.verify import verified
+from parallel_core.engine.checkpoint import Saver
 from parallel_core.local import LocalRunner
-from parallel_core.observe.records import events_path
+from parallel_core.observe.records import FileSink, events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_checkpoint import alone, save, spec_of
@@ -66,6 +72,58 @@ def test_that_of_the_lowest_held_out_loss_is_kept_as_well(tmp_path: Path) -> Non
     told = [frame.header["held_out"] for frame in read_file(events_path(tmp_path, 0)) if frame.kind == "checkpoint"]
     assert told == [3.0, 2.0, None, None, 2.0, 1.5]
     assert manifests.read(folders.path_of(folder, 60)).held_out == 1.5
+
+
+@pytest.mark.parametrize(("loss", "left"), [(1.0, [40]), (9.0, [10, 40]), (math.nan, [10, 40])])
+def test_a_held_out_loss_that_comes_after_the_save_counts_from_then_on(
+    loss: float, left: list[int], tmp_path: Path
+) -> None:
+    """Where it is the lowest, the checkpoint that was the best goes, if it is none of the newest."""
+    folder = tmp_path / "run"
+    saver = Saver(alone(spec_of({}, {"keep": 1})), CheckpointConfig(folder), FileSink(tmp_path, 0))
+    for step in (10, 40):
+        saver.save(step, 2.0 if step == 10 else None)
+    saver.wait()
+    assert folders.steps(folder) == [10, 40]
+    saver.add_held_out(30, 1.0)  # of steps that were not saved
+    saver.add_held_out(40, loss)
+    assert folders.steps(folder) == kept(folder) == left
+    assert verified(folders.path_of(folder, 40)).held_out == (loss if math.isfinite(loss) else None)
+    told = [frame.header for frame in read_file(events_path(tmp_path, 0)) if frame.kind == "checkpoint"]
+    assert [header["held_out"] for header in told] == [2.0, None, *([loss] if math.isfinite(loss) else [])]
+
+
+@pytest.mark.parametrize(("killed_in", "found"), [("fsync", None), ("replace", None), ("rmtree", 1.0)])
+def test_kill_9_while_a_held_out_loss_is_added_leaves_a_whole_checkpoint(
+    killed_in: str, found: float | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    save(alone(spec_of({}, {"keep": 1})), folder, 10, 20, held_out={10: 2.0})
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                where: Any = {"fsync": os, "replace": Path, "rmtree": shutil}[killed_in]
+                patch.setattr(where, killed_in, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+                folders.add_held_out(folder, 20, 1.0, 1)
+        finally:  # a child that went on would be a second pytest
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert verified(folders.path_of(folder, 20)).held_out == found
+    assert folders.add_held_out(folder, 20, 1.0, 1) == folders.steps(folder) == [20]
+
+
+def test_a_checkpoint_whose_manifest_cannot_be_written_stays_without_the_loss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    saver = Saver(alone(), CheckpointConfig(folder), FileSink(tmp_path, 0))
+    saver.save(10)
+    saver.wait()
+    (folders.path_of(folder, 10) / f"{manifests.FILE}.part").mkdir()
+    saver.add_held_out(10, 1.0)
+    assert "the checkpoint of step 10 stays without its held-out loss" in caplog.text
+    assert verified(folders.path_of(folder, 10)).held_out is None
 
 
 def test_an_older_one_without_a_held_out_loss_can_be_read(tmp_path: Path) -> None:

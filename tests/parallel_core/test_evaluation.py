@@ -12,7 +12,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.config import CheckpointConfig
+from parallel_core.checkpoint.verify import verified
 from parallel_core.data.held_out import HeldOutBatches
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine import trainer
@@ -272,7 +274,7 @@ def test_statistics_of_batch_norms_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_stop_in_the_last_evaluation_puts_it_off_until_the_weights_are_saved(tmp_path: Path) -> None:
-    """No step is left, so the run goes on to its end, which has this loss."""
+    """No step is left, so the run goes on to its end, which has this loss; then the checkpoint gets it, too."""
 
     def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
         evaluate = Evaluation.after_step
@@ -289,8 +291,13 @@ def test_a_stop_in_the_last_evaluation_puts_it_off_until_the_weights_are_saved(t
     ranks.run(spec_of(dp=2), work, tmp_path)
     frames = list(read_file(events_path(tmp_path, 0)))
     assert [int(p["step"]) for p in points(frames, "eval_loss")] == [1, 3, 4]
-    said = [frame.kind for frame in frames if frame.kind in ("checkpoint", "summary")]
-    assert said == ["checkpoint", "summary"]
+    said = [frame.header for frame in frames if frame.kind in ("checkpoint", "summary")]
+    assert [header["kind"] for header in said] == ["checkpoint", "summary", "checkpoint"]
+    last = float(points(frames, "eval_loss")[-1]["value"])
+    assert (said[0]["held_out"], said[2]["held_out"]) == (None, last)
+    unchanged = ("step", "bytes", "blocked", "seconds", "kept")
+    assert [said[0][name] for name in unchanged] == [said[2][name] for name in unchanged]
+    assert verified(folders.path_of(tmp_path / "kept", 5)).held_out == last
 
 
 def test_a_request_to_stop_breaks_an_evaluation_off(tmp_path: Path) -> None:
