@@ -2,7 +2,7 @@
 
     with LocalRunner() as runner:
         outcome = runner.run(spec, folder, on_frame=print)
-    outcome.frames[0]          # every record of rank 0, without its `waits`
+    outcome.series("loss")     # read from the records in `folder`, as all that `Outcome` says of them
 
 The ranks are started in the same way as by a worker (`launch.ForkServer`), and write the same files.
 """
@@ -14,100 +14,28 @@ import math
 import queue
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import numpy as np
-
-from parallel_core import early_end, launch
-from parallel_core.analysis.step_waits import Shares, StepWaits, shares_in_turn
+from parallel_core import launch
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.folder import CHECKPOINTS
-from parallel_core.exits import Exit, culprit
+from parallel_core.exits import Exit
 from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartCommand
-from parallel_core.layout import Layout
-from parallel_core.no_progress import Watch, marked, place, sentence
+from parallel_core.no_progress import Watch, marked, sentence
 from parallel_core.observe import host
 from parallel_core.observe.event_tail import EventTail
-from parallel_core.observe.records import POINT, SPAN, Frame, decode, read_stream
+from parallel_core.observe.records import Frame, decode
 from parallel_core.observe.spool import Recorded, Spool, segment_bytes
+from parallel_core.outcome import Outcome
 from parallel_core.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-
-
-@dataclass
-class Outcome:
-    """The result of a run. `exits`: in the order in which ranks ended; `submitted`: CLOCK_MONOTONIC seconds."""
-
-    folder: Path
-    submitted: float
-    exits: list[Exit] = field(default_factory=list)
-    frames: dict[int, list[Frame]] = field(default_factory=dict)
-    """The records of each rank except `waits`, of which a long run has many."""
-    message: str = ""
-    stood: str = ""
-    """For a run that was ended because of missing progress: its schedule, with the position of every rank marked."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether every rank ended with exit code 0."""
-        return not self.message and bool(self.exits) and all(one.code == 0 for one in self.exits)
-
-    @property
-    def early(self) -> str:
-        """A sentence about an end at the time limit; '' where the run trained every step."""
-        found = self.last(0, early_end.KIND)
-        return early_end.sentence(found) if found else ""
-
-    def failure(self) -> str:
-        """Returns a sentence about the rank that failed first and by itself; '' where none did."""
-        if self.message:
-            return self.message
-        if (guilty := culprit(self.exits)) is not None:
-            fault = self.last(guilty.rank, "fault")
-            if fault and fault.get("cause") == "not_finite":
-                return str(fault["message"])
-            what = f"{fault['type']}: {fault['message']}" if fault else launch.describe_exit(guilty.code)
-            return f"Rank {guilty.rank} failed{place(self.folder, guilty.rank)}: {what}"
-        if any(one.code == launch.EXIT_STOPPED for one in self.exits):
-            return f"Its ranks were stopped by SIGTERM, and saved first: --resume {self.folder} goes on."
-        return ""
-
-    def traceback(self) -> str:
-        """Returns the traceback of the rank that failed first and by itself, else of the first one that has any; ''
-        where none was left."""
-        guilty = culprit(self.exits)
-        ranks = [guilty.rank] if guilty else []
-        faults = (self.last(rank, "fault") for rank in (*ranks, *(one.rank for one in self.exits if one.code)))
-        return next((str(fault["traceback"]) for fault in faults if fault), "")
-
-    def last(self, rank: int, kind: str) -> dict[str, Any] | None:
-        """Returns the header of the rank's last record of that kind; None without one."""
-        return next((f.header for f in reversed(self.frames.get(rank, [])) if f.kind == kind), None)
-
-    def headers(self, rank: int, kind: str) -> list[dict[str, Any]]:
-        """Returns the headers of all of the rank's records of that kind, in order."""
-        return [frame.header for frame in self.frames.get(rank, []) if frame.kind == kind]
-
-    def series(self, name: str, rank: int = 0) -> np.ndarray:
-        """Returns the POINT rows of a metric series of a rank, in step order."""
-        return points(self.frames.get(rank, []), name)
-
-    def shares(self, layout: Layout) -> Shares:
-        """Returns the shares of all steps, read from the records."""
-        return shares_in_turn({rank: waits(read_stream(self.folder, rank)) for rank in range(layout.world)}, layout)
-
-    def traced(self) -> dict[int, np.ndarray]:
-        """Rank -> SPAN rows of its newest traced step; in a successful run all ranks have traced the same steps."""
-        newest = {rank: [f for f in frames if f.kind == "spans"][-1:] for rank, frames in self.frames.items()}
-        return {rank: np.frombuffer(frame.blob, SPAN) for rank, found in newest.items() for frame in found}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -176,7 +104,7 @@ class LocalRunner:
             host.cuda_devices()  # every rank would fail in the same way
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
-        outcome, tail = Outcome(folder, time.monotonic()), Tail(folder, 0)
+        outcome, tail = Outcome(folder, time.monotonic(), spec.parallel.world), Tail(folder, 0)
         if request is None:  # the number of every attempt in its checkpoints is 0: no rank could tell what is old
             folders.tidy(folder / CHECKPOINTS, None)
         command = self._command(spec, folder, devices, corpora, resume)
@@ -193,8 +121,6 @@ class LocalRunner:
 
         self._follow(outcome, look)
         spool.bound(over=True)
-        for rank in range(spec.parallel.world):
-            outcome.frames[rank] = [frame for frame in read_stream(folder, rank) if frame.kind != "waits"]
         return outcome
 
     def _follow(self, outcome: Outcome, read: Callable[[], object]) -> None:
@@ -297,23 +223,3 @@ class _Spooled:
             if not self._failed:
                 log.exception("spans on disk cannot be dropped; the run goes on")
             self._failed = True
-
-
-def points(frames: Sequence[Frame], name: str) -> np.ndarray:
-    """Returns the POINT rows of the series `name` in these frames, in order."""
-    parts = [part for frame in frames if frame.kind == "points" for part in _parts(frame, name)]
-    return np.concatenate(parts) if parts else np.empty(0, POINT)
-
-
-def waits(frames: Iterable[Frame]) -> Iterator[StepWaits]:
-    """Yields what each `waits` record among these frames of one rank holds."""
-    return (StepWaits.unpack(frame.blob, frame.header["steps"]) for frame in frames if frame.kind == "waits")
-
-
-def _parts(frame: Frame, name: str) -> list[np.ndarray]:
-    rows, at, out = np.frombuffer(frame.blob, POINT), 0, []
-    for series, count in frame.header["series"]:
-        if series == name:
-            out.append(rows[at : at + count])
-        at += count
-    return out

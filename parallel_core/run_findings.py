@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 
 import numpy as np
 
 from parallel_core.analysis.diagnosis import RULES, Case, checked, diagnose, unjudged
 from parallel_core.analysis.diagnosis.case import Step
-from parallel_core.analysis.diagnosis.run_case import case_from
-from parallel_core.local import Outcome, points
+from parallel_core.analysis.diagnosis.run_case import SERIES, case_from
 from parallel_core.observe.observed_steps import first_timed
-from parallel_core.observe.records import SPAN, Frame
+from parallel_core.observe.records import POINT, SPAN, Frame
+from parallel_core.outcome import Outcome, RankRecords, series_in
 from parallel_core.spec import RunSpec
 
 
 def case_of(spec: RunSpec, outcome: Outcome) -> Case:
     """The run as rules see it."""
-    headers = [frame.header for own in outcome.frames.values() for frame in own if frame.kind == "summary"]
-    others = [header["cpu_others"] for header in headers if header.get("cpu_others") is not None]
-    records = _FrameRecords(spec, outcome.frames)
-    return case_from(spec, records, limit=spec.trace.memory_cap, others=max(others, default=None))
+    ranks = [_RankFacts(records) for records in outcome.frames.values()]
+    others = max((share for facts in ranks for share in facts.others), default=None)
+    return case_from(spec, _RunFacts(spec, ranks), limit=spec.trace.memory_cap, others=others)
 
 
 def sentences(case: Case) -> list[str]:
@@ -32,44 +31,89 @@ def sentences(case: Case) -> list[str]:
     return found or [f"Nothing wrong found; {said}."]
 
 
-class _FrameRecords:
-    """The records that the ranks of a run wrote: frames by rank."""
+class _RankFacts:
+    """What rules need of the records of one rank. One pass gathers it and holds one record at a time: a long run has
+    more of them than memory holds. The spans of a step are read when they are asked for."""
 
-    def __init__(self, spec: RunSpec, frames: Mapping[int, Sequence[Frame]]) -> None:
-        self._spec, self._frames = spec, frames
+    def __init__(self, records: RankRecords) -> None:
+        self.peak: int | None = None
+        """Of the newest metered step, in bytes."""
+        self.phases: dict[str, int] = {}
+        """Phase -> step at which it began."""
+        self.kept: list[int] = []
+        """The checkpoints that the newest one left."""
+        self.others: list[float] = []
+        self._records = records
+        self._curves = {name: bytearray() for name in SERIES}
+        traced = array("q")
+        for frame in records:
+            if frame.kind == "spans":
+                traced.extend((int(frame.header["step"]), int(frame.header["total"]), frame.end - frame.size))
+            else:
+                self._take(frame)
+        self._traced = np.frombuffer(traced, np.int64).reshape(-1, 3)
+        """A row for each `spans` record: step, total, and offset in the stream at which it begins."""
+
+    def _take(self, frame: Frame) -> None:
+        header = frame.header
+        match frame.kind:
+            case "points":
+                for name, rows in series_in(frame):
+                    if name in self._curves:
+                        self._curves[name] += rows
+            case "memory":
+                self.peak = int(header["peak_total"])
+            case "phase":
+                self.phases[header["phase"]] = int(header["step"])
+            case "checkpoint":
+                self.kept = header["kept"]
+            case "summary" if header.get("cpu_others") is not None:
+                self.others.append(header["cpu_others"])
+
+    def curve(self, name: str) -> np.ndarray:
+        """The POINT rows of a series of SERIES."""
+        return np.frombuffer(self._curves[name], POINT)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The traced steps, int64, as often as there are records of one."""
+        return self._traced[:, 0]
+
+    def spans(self, step: int) -> tuple[np.ndarray, int] | None:
+        """(SPAN rows of a traced step, how many spans the rank recorded), as in the newest record; None without one."""
+        found = self._traced[self.steps == step]
+        if not len(found):
+            return None
+        _, total, start = found[-1].tolist()
+        return np.frombuffer(self._records.at(start).blob, SPAN), total
+
+
+class _RunFacts:
+    """The records that the ranks of a run wrote, as `run_case.RunRecords`."""
+
+    def __init__(self, spec: RunSpec, ranks: Sequence[_RankFacts]) -> None:
+        self._spec, self._ranks = spec, ranks
 
     def curve(self, name: str, rank: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        found = points(self._frames.get(rank, ()), name)
+        found = self._ranks[rank].curve(name)
         return found["step"], found["value"]
 
     def peaks(self) -> Mapping[int, int]:
-        found = {rank: [f for f in own if f.kind == "memory"][-1:] for rank, own in self._frames.items()}
-        return {rank: int(newest[0].header["peak_total"]) for rank, newest in found.items() if newest}
+        return {rank: facts.peak for rank, facts in enumerate(self._ranks) if facts.peak is not None}
 
     def first_timed(self) -> int:
         """As rank 0 recorded it; after a resume there is another warm-up."""
-        own = [frame.header for frame in self._frames.get(0, ()) if frame.kind == "phase"]
-        begun = {header["phase"]: int(header["step"]) for header in own}
+        begun = self._ranks[0].phases
         return begun.get("timed", first_timed(self._spec, begun.get("warmup", 0)))
 
     def checkpoints(self) -> frozenset[int]:
         """Those that the newest one left; rank 0 records them."""
-        kept = [frame.header["kept"] for frame in self._frames.get(0, ()) if frame.kind == "checkpoint"]
-        return frozenset(kept[-1] if kept else ())
+        return frozenset(self._ranks[0].kept)
 
     def traced_steps(self) -> Sequence[int]:
-        return sorted(self._traced)
+        found: list[int] = np.unique(np.concatenate([facts.steps for facts in self._ranks])).tolist()
+        return found
 
     def spans(self, step: int) -> tuple[Step, int]:
-        found = self._traced[step]
-        rows = {rank: np.frombuffer(frame.blob, SPAN) for rank, frame in found.items()}
-        return rows, sum(int(frame.header["total"]) for frame in found.values())
-
-    @cached_property
-    def _traced(self) -> dict[int, dict[int, Frame]]:
-        by_step: dict[int, dict[int, Frame]] = {}
-        for rank, own in self._frames.items():
-            for frame in own:
-                if frame.kind == "spans":
-                    by_step.setdefault(int(frame.header["step"]), {})[rank] = frame
-        return by_step
+        found = {rank: own for rank, facts in enumerate(self._ranks) if (own := facts.spans(step)) is not None}
+        return {rank: rows for rank, (rows, _) in found.items()}, sum(total for _, total in found.values())

@@ -177,8 +177,10 @@ def _in_turn(found: Mapping[int, Iterator[StepWaits]], layout: Layout) -> Iterat
     held: dict[int, list[StepWaits]] = {rank: [] for rank in found}
     while True:
         for rank, parts in held.items():
-            while sum(len(part.sums) for part in parts) < _TOGETHER and (more := next(found[rank], None)) is not None:
+            count = sum(len(part.sums) for part in parts)
+            while count < _TOGETHER and (more := next(found[rank], None)) is not None:
                 parts.append(more)
+                count += len(more.sums)
         whole = {rank: StepWaits.chain(parts) for rank, parts in held.items() if parts}
         last = [int(one.sums["step"][-1]) for one in whole.values() if len(one.sums)]
         if len(last) < layout.world:

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from parallel_core.local import LocalRunner, Outcome
+from parallel_core.local import LocalRunner
 from parallel_core.observe import host
 from parallel_core.observe.gpus import gpus, open_nvml
+from parallel_core.outcome import Outcome
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 
@@ -70,16 +71,17 @@ def run(rounds: int) -> dict[str, Any]:
     spec = spec_of(gpu, max(2, rounds), _gpu_memory() if gpu else math.inf)
     with LocalRunner() as runner, tempfile.TemporaryDirectory() as folder:
         done = runner.run(spec, Path(folder) / "run")
-    if not done.ok:
-        raise RuntimeError(done.failure())
-    found = {name: float(np.median(done.series(name)["value"])) for name in ("mfu", "hfu", "tflops")}
-    peak = (done.last(0, "summary") or {})["peak"]
+        if not done.ok:
+            raise RuntimeError(done.failure())
+        found = {name: float(np.median(done.series(name)["value"])) for name in ("mfu", "hfu", "tflops")}
+        peak = (done.last(0, "summary") or {})["peak"]
+        memory = _memory(done) if gpu else None
     text = (
         f"MFU {found['mfu']:.3f}, HFU {found['hfu']:.3f}: {found['tflops']:.3g} of {peak['flops_per_s'] / 1e12:.3g} "
         f"TFLOP/s ({peak['source']})"
     )
-    if spec.train.device == "cuda":
-        found["memory"] = _memory(done)
+    if memory is not None:
+        found["memory"] = memory
         text += f"; the meter's peak is {found['memory']:.3f} of the allocator's"
     return {**found, "peak": peak["flops_per_s"], "source": peak["source"], "text": text}
 

@@ -20,10 +20,10 @@ from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups, groups_of
 from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
-from parallel_core.local import Outcome
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COMPUTE, LANE_P2P, SpanRecorder
 from parallel_core.observe.records import SPAN
+from parallel_core.outcome import Outcome
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 
@@ -70,12 +70,12 @@ def run(rounds: int) -> dict[str, Any]:
     """Returns share (median of what recording adds to a step, turn by turn), likely (its 95 % confidence interval),
     turns, step_s (median of a step with recording), spans_per_step of rank 0, ns_per_span, by_count (share of a step
     by number and cost of its spans) and reduce_s (spans of a step -> seconds to keep and reduce it)."""
-    outcome = turns.held("spans", "", spec_of(), rounds * TURNS)
+    with turns.held("spans", "", spec_of(), rounds * TURNS) as outcome:
+        ranks, count = turns.results(outcome), _count(outcome)
     cost = float(np.median([_cost() for _ in range(max(3, rounds))]))
-    ranks = turns.results(outcome)
     on, off = (turns.slowest(ranks, side) for side in ("on", "off"))
     added = on / off - 1
-    share, likely, step, count = float(np.median(added)), median_interval(added), float(np.median(on)), _count(outcome)
+    share, likely, step = float(np.median(added)), median_interval(added), float(np.median(on))
     by_count = count * cost / step
     reduce = {spans: float(np.median([_reducing(spans) for _ in range(max(9, rounds))])) for spans in STEPS}
     text = (
@@ -147,4 +147,4 @@ def _reducing(spans: int) -> float:
 
 def _count(outcome: Outcome) -> int:
     """Returns the number of spans of a step on rank 0."""
-    return next(len(frame.blob) // SPAN.itemsize for frame in outcome.frames[0] if frame.kind == "spans")
+    return next(len(frame.blob) // SPAN.itemsize for frame in outcome.frames[0].of("spans"))

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallel_core.bench import goals
 from parallel_core.local import LocalRunner
-from parallel_core.observe.records import Frame
+from parallel_core.outcome import RankRecords
 from parallel_core.spec import RunSpec
 
 MOST_S = {2: 0.2, 4: 0.4}
@@ -42,6 +42,6 @@ def _one(runner: LocalRunner, spec: RunSpec, folder: Path, corpora: Path) -> flo
     return max(_step_1(frames) for frames in outcome.frames.values()) - submitted
 
 
-def _step_1(frames: list[Frame]) -> float:
+def _step_1(frames: RankRecords) -> float:
     """Returns the unix time at which a rank ended step 0: the 'timed' phase begins with step 1."""
-    return next(float(f.header["t"]) for f in frames if f.kind == "phase" and f.header["phase"] == "timed")
+    return next(float(f.header["t"]) for f in frames.of("phase") if f.header["phase"] == "timed")

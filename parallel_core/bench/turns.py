@@ -8,14 +8,16 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from parallel_core.local import LocalRunner, Outcome
+from parallel_core.local import LocalRunner
 from parallel_core.observe.records import Sink
+from parallel_core.outcome import Outcome
 from parallel_core.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -121,11 +123,14 @@ def sequence(names: Sequence[str], rounds: int) -> list[tuple[str, ...]]:
 def hold(kind: str, name: str, spec: RunSpec, rounds: int) -> list[dict[str, Any]]:
     """Returns the results of `take_turns` on each rank of `spec`'s world; `kind` selects the contestants (see
     `turns_server`)."""
-    return results(held(kind, name, spec, rounds))
+    with held(kind, name, spec, rounds) as outcome:
+        return results(outcome)
 
 
-def held(kind: str, name: str, spec: RunSpec, rounds: int) -> Outcome:
-    """Returns the outcome of the run that takes turns, including spans. Raises RuntimeError where it fails."""
+@contextmanager
+def held(kind: str, name: str, spec: RunSpec, rounds: int) -> Iterator[Outcome]:
+    """A context with the outcome of the run that takes turns, including spans, whose records are there until it ends.
+    Raises RuntimeError where the run fails."""
     with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
         asked = {"kind": kind, "name": name, "rounds": rounds}
         (Path(folder) / "field.json").write_text(json.dumps(asked))
@@ -133,7 +138,7 @@ def held(kind: str, name: str, spec: RunSpec, rounds: int) -> Outcome:
             outcome = runner.run(spec, Path(folder))
         if not outcome.ok:
             raise RuntimeError(outcome.failure())
-    return outcome
+        yield outcome
 
 
 def results(outcome: Outcome) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups, groups_of
 from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
-from parallel_core.local import Outcome
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import SPAN
+from parallel_core.outcome import Outcome
 from parallel_core.schedule import build
 from parallel_core.simulate.measured import Measured, measure
 from parallel_core.simulate.replay import Change, changed, replay
@@ -40,7 +40,9 @@ Steps = Mapping[str, list[Measured]]
 def run(rounds: int) -> dict[str, Any]:
     """Returns errors {"from -> to": relative error, median of all steps}, their worst and median; rounds {"from -> to":
     median of each round}; steps {schedule: seconds of each}; replay: the worst error of an unchanged replay."""
-    return against(_steps(turns.held("whatif", "", spec_of(SCHEDULES[0]), max(1, rounds) * STEPS)))
+    with turns.held("whatif", "", spec_of(SCHEDULES[0]), max(1, rounds) * STEPS) as outcome:
+        steps = _steps(outcome)
+    return against(steps)
 
 
 def against(steps: Steps) -> dict[str, Any]:
@@ -117,10 +119,9 @@ def _change(to: str) -> Change:
 def _steps(outcome: Outcome) -> Steps:
     found: dict[tuple[str, int], dict[int, np.ndarray]] = {}
     for rank, frames in outcome.frames.items():
-        for frame in frames:
-            if frame.kind == "spans":
-                at = frame.header["contestant"], int(frame.header["step"])
-                found.setdefault(at, {})[rank] = np.frombuffer(frame.blob, SPAN)
+        for frame in frames.of("spans"):
+            at = frame.header["contestant"], int(frame.header["step"])
+            found.setdefault(at, {})[rank] = np.frombuffer(frame.blob, SPAN)
     out: dict[str, list[Measured]] = {}
     for (name, _), spans in sorted(found.items()):
         spec = spec_of(name)

@@ -17,7 +17,7 @@ from parallel_core.cli.numbers import whole
 from parallel_core.limits import NO_PROGRESS_S
 
 if TYPE_CHECKING:
-    from parallel_core.local import Outcome
+    from parallel_core.outcome import Outcome
     from parallel_core.plan.largest import Search
     from parallel_core.spec import RunSpec
 

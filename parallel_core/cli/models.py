@@ -127,13 +127,13 @@ def _generate(options: argparse.Namespace) -> int:
         require_cores(spec.parallel.world, "--dp x --tp x --pp makes")
     with LocalRunner() as runner, tempfile.TemporaryDirectory(prefix="trainyard-generate-") as folder:
         outcome = runner.run(spec, Path(folder), resume=found, request=request, no_progress_s=NO_PROGRESS_S)
-    if not outcome.ok:
-        print(outcome.failure(), file=sys.stderr)
-        if spec.train.device == "cuda" and not host.cuda_devices():
-            print("No GPU was found on this host; --device cpu generates without one.", file=sys.stderr)
-        return 1
-    every = range(spec.parallel.world)
-    ranks = {rank: told for rank in every if (told := together(outcome.headers(rank, "generated")))}
+        if not outcome.ok:
+            print(outcome.failure(), file=sys.stderr)
+            if spec.train.device == "cuda" and not host.cuda_devices():
+                print("No GPU was found on this host; --device cpu generates without one.", file=sys.stderr)
+            return 1
+        every = range(spec.parallel.world)
+        ranks = {rank: told for rank in every if (told := together(outcome.headers(rank, "generated")))}
     said = replicas(ranks, Layout.of(spec))
     for tokens in merged(said)["tokens"]:
         print(text([*request["prompt"], *tokens], spec.model.vocab))

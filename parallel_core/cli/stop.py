@@ -12,7 +12,7 @@ from parallel_core.cli.common import CommandError
 from parallel_core.cli.numbers import above
 from parallel_core.cli.output import say
 from parallel_core.launch import EXIT_STOPPED
-from parallel_core.local import Outcome
+from parallel_core.outcome import Outcome
 
 SWITCH, SAVE_S = "TRAINYARD_SAVE_S", 60.0
 """Environment variable with the seconds that a stopped run has to save, and its default."""

@@ -25,8 +25,9 @@ from parallel_core.faults import sentences
 from parallel_core.file_lock import UNSUPPORTED, FileLock
 from parallel_core.layout import Layout
 from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
-from parallel_core.local import Interrupted, LocalRunner, Outcome, points
+from parallel_core.local import Interrupted, LocalRunner
 from parallel_core.observe.records import Frame
+from parallel_core.outcome import Outcome, points
 from parallel_core.outline import outline_of
 from parallel_core.run_findings import case_of
 from parallel_core.run_findings import sentences as findings

@@ -348,6 +348,5 @@ def last_of(folder: Path, rank: int, kind: str) -> dict[str, Any] | None:
 
 def _last_in(data: bytes, kind: str) -> dict[str, Any] | None:
     """Raises ValueError if what precedes the word is no frame."""
-    at = data.rfind(b'{"kind":"%s"' % kind.encode())
-    begin = data.rfind(MAGIC, 0, at) if at > 0 else -1
+    begin = data.rfind(b'{"kind":"%s"' % kind.encode()) - _HEAD.size
     return next((frame.header for frame in decode(data[begin:])), None) if begin >= 0 else None

@@ -86,7 +86,7 @@ def measure(
             outcome = runner.run(spec, folder, devices=[rank % request.devices for rank in range(ranks)], links=True)
         if not outcome.ok:
             raise ProfileFailed(outcome.failure(), outcome.traceback())
-        found = [frame.header for frames in outcome.frames.values() for frame in frames if frame.kind == "profile"]
+        found = [header for rank in range(ranks) for header in outcome.headers(rank, "profile")]
     return _table(spec, request, found)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from parallel_core.engine.executor import BaseExecutor
 from parallel_core.launch_rank import RankArgs, engine
 from parallel_core.launch_server import main
-from parallel_core.local import LocalRunner, Outcome
+from parallel_core.local import LocalRunner
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
+from parallel_core.outcome import Outcome
 from parallel_core.schedule.ir import Op
 from parallel_core.spec import RunSpec
 

@@ -29,7 +29,7 @@ from parallel_core.faults.slow_group import SlowGroup
 from parallel_core.faults.slow_link import SlowLink
 from parallel_core.faults.straggler import Straggler
 from parallel_core.layout import Layout
-from parallel_core.local import points
+from parallel_core.outcome import points
 from parallel_core.spec import RunSpec
 from tests.parallel_core import pair_legs, ranks, stored
 from tests.parallel_core.delayed_updates import replay

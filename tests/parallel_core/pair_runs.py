@@ -26,10 +26,10 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.fingerprint import ReplicasDiffer
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
-from parallel_core.local import points
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path
+from parallel_core.outcome import points
 from parallel_core.spec import RunSpec
 from tests.parallel_core import injections, ranks
 from tests.parallel_core.frames import read_file

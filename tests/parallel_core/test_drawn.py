@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from parallel_core.bench.random_specs import draw
-from parallel_core.local import LocalRunner, Outcome
+from parallel_core.local import LocalRunner
+from parallel_core.outcome import Outcome
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import predict
 from parallel_core.spec import RunSpec

@@ -22,12 +22,12 @@ from parallel_core.engine.stop import Judge, LossNotFinite, Reason, StopRequest
 from parallel_core.exits import Exit
 from parallel_core.launch import EXIT_FAULT
 from parallel_core.limits import NOT_FINITE_STEPS
-from parallel_core.local import Outcome, points
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, Frame, events_path
+from parallel_core.outcome import points
 from parallel_core.spec import RunSpec, TrainSpec
 from tests.parallel_core import ranks, test_async_runs, test_checkpoint
-from tests.parallel_core.frames import read_file
+from tests.parallel_core.frames import outcome_of, read_file
 
 NAN, INF = float("nan"), float("inf")
 DIVERGES = [{"kind": "high_lr", "factor": 1e30, "step": 4}]
@@ -80,9 +80,9 @@ def test_the_end_says_its_limit_and_what_was_not_saved() -> None:
     assert early_end.sentence({**about, "saved": False}) == f"{said} Nothing was saved there."
 
 
-def test_a_command_says_how_its_run_ended_early() -> None:
+def test_a_command_says_how_its_run_ended_early(tmp_path: Path) -> None:
     about: dict[str, Any] = {"kind": "early", "done": 3, "steps": 9, "minutes": 5.0, "saved": True}
-    left = Outcome(Path("out"), 0.0, exits=[Exit(0, 0, 0.0)], frames={0: [Frame(about, b"", 0)]})
+    left = outcome_of(tmp_path / "left", {0: [Frame(about, b"", 0)]}, [Exit(0, 0, 0.0)])
     assert left.ok and left.early in _ending(left, RunSpec())
     fault: dict[str, Any] = {
         "kind": "fault",
@@ -90,7 +90,7 @@ def test_a_command_says_how_its_run_ended_early() -> None:
         "type": "LossNotFinite",
         "message": "Since step 3.",
     }
-    ended = Outcome(Path("out"), 0.0, exits=[Exit(0, EXIT_FAULT, 0.0)], frames={0: [Frame(fault, b"", 0)]})
+    ended = outcome_of(tmp_path / "ended", {0: [Frame(fault, b"", 0)]}, [Exit(0, EXIT_FAULT, 0.0)])
     assert ended.failure() == "Since step 3."
 
 

@@ -24,9 +24,9 @@ from parallel_core.engine.interference import Interference
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.learning_rate import rate_at
-from parallel_core.local import points
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path
+from parallel_core.outcome import points
 from parallel_core.schedule import plain
 from parallel_core.schedule.custom import EXAMPLE
 from parallel_core.schedule.forward_only import forward_only

@@ -19,7 +19,7 @@ from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.launch import EXIT_FAULT
-from parallel_core.local import LocalRunner, Outcome
+from parallel_core.local import LocalRunner
 from parallel_core.models.attention import Core
 from parallel_core.observe import host
 from parallel_core.observe.progress import Progress
@@ -28,6 +28,7 @@ from parallel_core.observe.records import FileSink, events_path
 from parallel_core.observe.scope import Scope
 from parallel_core.observe.snapshot import unpacked
 from parallel_core.observe.trace_request import TraceRequest, ask
+from parallel_core.outcome import Outcome
 from parallel_core.profile.measure import measure
 from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import ModelSpec, RunSpec

@@ -53,7 +53,7 @@ def test_the_spans_of_a_run_go_where_they_are_over_the_limit(runner: LocalRunner
     shown: list[Frame] = []
     done = runner.run(spec, tmp_path, on_frame=shown.append, spool_bytes=1)
     assert done.ok, done.failure()
-    gone = [np.frombuffer(frame.blob, OMITTED)["step"] for frame in done.frames[0] if frame.kind == "omitted"]
+    gone = [np.frombuffer(frame.blob, OMITTED)["step"] for frame in done.frames[0].of("omitted")]
     assert np.concatenate(gone).tolist() == [1, 2, 3, 4, 5] and done.traced() == {}
     assert done.series("loss")["step"].tolist() == list(range(6))
     assert {"hello", "summary", "points"} <= {frame.kind for frame in shown}

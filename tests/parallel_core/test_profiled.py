@@ -20,9 +20,9 @@ from parallel_core.engine import pieces, profiled, reporter
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.reporter import StepTimes
 from parallel_core.engine.run import run_rank
-from parallel_core.local import waits
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import SPAN, FileSink, Frame, events_path
+from parallel_core.outcome import waits
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors
 from parallel_core.traces.__main__ import read_all

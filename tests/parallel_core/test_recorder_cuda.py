@@ -12,10 +12,10 @@ import pytest
 from parallel_core.engine.clocks import Clock
 from parallel_core.engine.step_meter import StepMeter
 from parallel_core.layout import Layout
-from parallel_core.local import waits
 from parallel_core.observe.cuda_recorder import CudaSpanRecorder
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.records import FileSink, events_path
+from parallel_core.outcome import waits
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core.frames import read_file

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from parallel_core.observe.records import (
+    MAGIC,
     FileSink,
     Frame,
     decode,
@@ -92,6 +93,17 @@ def test_a_stream_goes_on_in_new_files_and_its_last_records_are_found(tmp_path: 
         header = last_of(tmp_path, 1, kind)
         assert header is not None and header[key] == value
     assert last_of(tmp_path, 1, "summary") is None
+
+
+def test_the_last_record_is_found_whatever_its_length_looks_like(tmp_path: Path) -> None:
+    """The bytes of a length may be those with which a frame begins."""
+    length = int.from_bytes(MAGIC, "little")
+    shortest = len(encode({"kind": "fault", "rank": 0, "t": 0.5, "message": ""})) - len(encode({})) + 2
+    data = encode({"kind": "fault", "rank": 0, "t": 0.5, "message": "x" * (length - shortest)})
+    assert data.find(MAGIC, 1) == 2, "in the length of the header"
+    events_path(tmp_path, 0).write_bytes(encode({"kind": "phase"}) + data)
+    found = last_of(tmp_path, 0, "fault")
+    assert found is not None and len(found["message"]) == length - shortest
 
 
 def test_a_file_is_read_in_blocks_that_may_be_smaller_than_a_frame(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
-from parallel_core.local import waits
 from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.observed_steps import first_traced, is_traced, metered_step
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import MEMORY, POINT, SPAN, FileSink, Frame, events_path
 from parallel_core.observe.trace_request import TraceRequest, ask
+from parallel_core.outcome import waits
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec

@@ -26,7 +26,7 @@ def run_folder(bench: Bench, run: int) -> Path:
 
 def losses(bench: Bench, attempt: int) -> dict[int, float]:
     """Step -> loss, from the points of rank 0 that have arrived."""
-    from parallel_core.local import points
+    from parallel_core.outcome import points
 
     rows = points(list(records.decode(bench.received(attempt, "events", 0))), "loss")
     return dict(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True))

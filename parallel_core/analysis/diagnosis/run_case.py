@@ -16,13 +16,15 @@ STEPS = 5
 """How many of the newest traced steps are judged."""
 MANY_SPANS = 200_000
 """With more spans in a step, only one step is judged."""
+SERIES = ("loss", "eval_loss", "grad_norm", "loss_scale", "skipped_steps", "lr", "reference_time")
+"""The series that a case is made from."""
 
 
 class RunRecords(Protocol):
     """A store of a run's records."""
 
     def curve(self, name: str, rank: int = 0) -> tuple[NDArray[np.integer], Floats]:
-        """(steps, values) of a series of a rank, in order; both empty if there is none."""
+        """(steps, values) of a series of SERIES of a rank, in order; both empty if there is none."""
 
     def peaks(self) -> Mapping[int, int]:
         """Rank -> bytes at the peak of its newest metered step."""
