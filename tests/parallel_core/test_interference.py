@@ -16,8 +16,8 @@ from parallel_core.engine import interference
 from parallel_core.engine.device import CpuDevice, CudaDevice, open_device
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.reporter import Reporter
-from parallel_core.engine.run import _begin_timed
 from parallel_core.engine.trainer import Trainer
+from parallel_core.engine.training_loop import begin_timed
 from parallel_core.observe import gpu_processes
 from parallel_core.observe.host import CpuOthers
 from parallel_core.observe.records import FileSink, read_stream
@@ -114,7 +114,7 @@ def test_the_share_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
     report = Reporter(spec, 0, FileSink(tmp_path, 0), device)
     one = Interference(device, None, 1)
     report.step(0, [], 0.1, None, 0.01, last=True)
-    _begin_timed(cast(Trainer, SimpleNamespace(device=device, spec=spec)), report, one, None)
+    begin_timed(cast(Trainer, SimpleNamespace(device=device, spec=spec)), report, one, None)
     one._others = cast(CpuOthers, SimpleNamespace(share=lambda: 0.25))
     report.step(1, [], 0.1, None, 0.01, last=True)
     assert report._peak is not None and report._peak.devices == 1
