@@ -103,15 +103,12 @@ class LocalRunner:
         if spec.train.device == "cuda":
             host.cuda_devices()  # every rank would fail in the same way
         self._attempt += 1
-        folder.mkdir(parents=True, exist_ok=True)
-        outcome, tail = Outcome(folder, time.monotonic(), spec.parallel.world), Tail(folder, 0)
-        if request is None:  # the number of every attempt in its checkpoints is 0: no rank could tell what is old
-            folders.tidy(folder / CHECKPOINTS, None)
         command = self._command(spec, folder, devices, corpora, resume)
         if spool_bytes is not None:
             command["segment"] = segment_bytes(spool_bytes, spec.parallel.world)
-        self.server.start({**command, "request": request, "links": links})
-        watch, spool = Watch(folder, range(spec.parallel.world), no_progress_s), _Spooled(folder, spec, spool_bytes)
+        outcome = self._start({**command, "request": request, "links": links}, spec, folder)
+        tail, spool = Tail(folder, 0), _Spooled(folder, spec, spool_bytes)
+        watch = Watch(folder, range(spec.parallel.world), no_progress_s)
 
         def look() -> None:
             tail.read(on_frame)
@@ -121,6 +118,15 @@ class LocalRunner:
 
         self._follow(outcome, look)
         spool.bound(over=True)
+        return outcome
+
+    def _start(self, command: StartCommand, spec: RunSpec, folder: Path) -> Outcome:
+        """Starts the ranks, once `folder` holds nothing incomplete that they would take for their own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        outcome = Outcome(folder, time.monotonic(), spec.parallel.world)
+        if command["request"] is None:  # the number of every attempt in its checkpoints is 0: no rank knows old ones
+            folders.tidy(folder / CHECKPOINTS, None)
+        self.server.start(command)
         return outcome
 
     def _follow(self, outcome: Outcome, read: Callable[[], object]) -> None:

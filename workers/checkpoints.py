@@ -74,23 +74,28 @@ def begin(
     folder = run_folders.of_run(settings.checkpoints, message["run"], message.get("identity"))
     if message.get("task") and message.get("resume"):
         return _to_generate(folder, _named(settings, message), spec)
-    damaged = ""
     if opens:
         _refuse_if_outdated(folder, message)
-    if message["number"] == 1 and opens:
-        # Saved before its row was restored from a backup; of a run without a uid, in an earlier database.
-        shutil.rmtree(folder, ignore_errors=True)
-    elif message["number"] > 1:
+    if message["number"] > 1:
         found, damaged = _newest(folder, opens, look)
         if found is not None:
             manifests.require_match(found[1], spec, message["run"])
             return _at(folder, *found, damaged)
-    if message.get("resume"):
-        path = _named(settings, message)
-        manifest = manifests.read(path)
-        manifests.require_match(manifest, spec)
-        return _at(folder, path, manifest, damaged)
-    return _from_step_0(settings, folder, message, damaged)
+        return _at_first(settings, folder, message, spec, damaged)
+    if opens:
+        # Saved before its row was restored from a backup; of a run without a uid, in an earlier database.
+        shutil.rmtree(folder, ignore_errors=True)
+    return _at_first(settings, folder, message, spec)
+
+
+def _at_first(settings: Settings, folder: Path, message: StartMessage, spec: RunSpec, damaged: str = "") -> Beginning:
+    """Where a run begins that has no checkpoint of its own: 2. or 3. of `begin`."""
+    if not message.get("resume"):
+        return _from_step_0(settings, folder, message, damaged)
+    path = _named(settings, message)
+    manifest = manifests.read(path)
+    manifests.require_match(manifest, spec)
+    return _at(folder, path, manifest, damaged)
 
 
 def _from_step_0(settings: Settings, folder: Path, message: StartMessage, damaged: str) -> Beginning:

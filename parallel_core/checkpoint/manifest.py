@@ -132,11 +132,24 @@ def mismatches(
     """Why a run of `spec` cannot resume after step `step` of one of the spec `saved`: message by dotted field.
 
     Model, precision and optimizer must be the same; layout, data and optimizer settings may change, but a momentum
-    cannot begin where none was saved. If stages have made different
-    numbers of updates (according to `scalars` or the schedule), they must keep the same layers.
+    cannot begin where none was saved. If stages have made different numbers of updates (according to `scalars` or the
+    schedule), they must keep the same layers.
     """
-    mine = spec.model_dump(mode="json")
-    out = {}
+    out = _other_fields(saved, spec)
+    if "train.optimizer" not in out and _begins_momentum(saved.get("train", {}), spec):
+        out["train.momentum"] = (
+            f"The checkpoint was saved with momentum=0, so without a momentum; this run has "
+            f"momentum={spec.train.momentum:g}."
+        )
+    out |= _other_stages(saved, spec, scalars)
+    if step >= spec.train.steps:
+        out["train.steps"] = f"The checkpoint has {step} steps done; steps={spec.train.steps} leaves none to train."
+    return out
+
+
+def _other_fields(saved: Mapping[str, Any], spec: RunSpec) -> dict[str, str]:
+    """Messages about the fields that must be the same and are not: those of the model, precision and optimizer."""
+    mine, out = spec.model_dump(mode="json"), {}
     for section, names in (("model", mine["model"]), ("train", ["precision", "optimizer"])):
         before = saved.get(section, {})
         default = type(getattr(spec, section)).model_construct().model_dump(mode="json")
@@ -144,30 +157,30 @@ def mismatches(
             was, now = before.get(name, default[name]), mine[section][name]
             if was != now:
                 out[f"{section}.{name}"] = f"The checkpoint was saved with {name}={was}; this run has {name}={now}."
-    if "train.optimizer" not in out and _begins_momentum(saved.get("train", {}), spec):
-        out["train.momentum"] = (
-            f"The checkpoint was saved with momentum=0, so without a momentum; this run has "
-            f"momentum={spec.train.momentum:g}."
-        )
+    return out
+
+
+def _other_stages(saved: Mapping[str, Any], spec: RunSpec, scalars: Mapping[str, float]) -> dict[str, str]:
+    """A message if stages that have made different numbers of updates do not keep their layers, else {}."""
     try:
         before = _own_stages(saved, scalars)
     except ValueError:
-        before = None
-        out["parallel.pp"] = (
+        why = (
             "The checkpoint's stages have made different numbers of updates, so each must stay whole, and this version "
             "does not understand which layers each of them has: its spec is of another version."
         )
-    if before is not None:
-        now = Layout.of(spec)
-        if (before.stage_units, before.places) != (now.stage_units, now.places):
-            cuts = ", ".join(str(units[0]) for units in before.stage_units[1:])
-            out["parallel.pp"] = (
-                f"The checkpoint's {before.pp} stages have made different numbers of updates, so each must stay whole: "
-                f"use pp={before.pp} and cuts={cuts}; the replicas of each may change."
-            )
-    if step >= spec.train.steps:
-        out["train.steps"] = f"The checkpoint has {step} steps done; steps={spec.train.steps} leaves none to train."
-    return out
+        return {"parallel.pp": why}
+    if before is None:
+        return {}
+    now = Layout.of(spec)
+    if (before.stage_units, before.places) == (now.stage_units, now.places):
+        return {}
+    cuts = ", ".join(str(units[0]) for units in before.stage_units[1:])
+    why = (
+        f"The checkpoint's {before.pp} stages have made different numbers of updates, so each must stay whole: "
+        f"use pp={before.pp} and cuts={cuts}; the replicas of each may change."
+    )
+    return {"parallel.pp": why}
 
 
 def _begins_momentum(saved: Mapping[str, Any], spec: RunSpec) -> bool:
