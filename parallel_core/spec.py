@@ -38,7 +38,7 @@ ZeroBackend = Literal["own", "fully_shard"]
 BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
 """Bytes of an element of parameters and activations."""
 MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
-"""Bytes of an element of gradients, optimizer moments and master weights (which only exist in 16-bit runs)."""
+"""Bytes of an element of gradients, optimizer states and master weights (which only exist in 16-bit runs)."""
 CORPUS_PATTERN = re.compile(
     rf"({'|'.join(BUILT_IN_CORPORA)}|blob:[0-9a-f]{{64}}|({'|'.join(FILE_CORPORA)}):[A-Za-z0-9][A-Za-z0-9._-]{{0,63}})"
 )
@@ -88,8 +88,8 @@ class ParallelSpec(_Spec):
     recompute_layers: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_STAGES)] | None = None
     """Indices of the blocks that recompute, from 0; None = all. (A GPT's blocks are its layers.)"""
     zero: Annotated[int, Field(ge=0, le=3)] = 0
-    """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas, 2 gradients, 3
-    parameters, too."""
+    """ZeRO stage (Rajbhandari et al. 2020): 1 shards optimizer states and master weights over the replicas, 2
+    gradients, 3 parameters, too."""
     zero_backend: ZeroBackend = "own"
     """What shards parameters under zero=3: this engine, or torch.distributed.fsdp.fully_shard (FSDP2)."""
     cuts: Annotated[tuple[Positive, ...], Field(max_length=limits.MAX_STAGES)] | None = None

@@ -96,6 +96,10 @@ def check_rate(spec: RunSpec) -> None:
     )
 
 
+OPTIMIZER_FIELDS = {"adamw": ("beta1", "beta2", "eps"), "sgd": ("momentum",)}
+"""Optimizer -> the fields of `train` that it alone reads."""
+
+
 def check_momentum(spec: RunSpec) -> None:
     """Checks that a momentum is given to an optimizer that has one."""
     train, usual = spec.train, type(spec.train).model_fields["momentum"].default

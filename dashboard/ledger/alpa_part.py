@@ -10,6 +10,7 @@ from dashboard.analyst.models import Search
 from dashboard.analyst.services import ask
 from dashboard.ledger.fleet_page import run_address
 from dashboard.ledger.models import Profile
+from dashboard.ledger.optimizers import named, with_optimizer
 from parallel_core.analysis.quantities import bytes_text, seconds_text
 from parallel_core.outline.splits import IN_WORDS
 from parallel_core.plan.alpa.plans import OVERSIZE
@@ -39,8 +40,10 @@ class Part:
     costs, as elsewhere on the page, so that both give the same optimum. Plans must fit the memory of the profile's
     worker, if that is known. Raises ValueError if the profile lacks data."""
 
-    def __init__(self, profile: Profile, samples: int, devices: int, form: Form, asker: Any) -> None:
-        self._asker = asker
+    def __init__(
+        self, profile: Profile, samples: int, devices: int, form: Form, asker: Any, optimizer: str = ""
+    ) -> None:
+        self._asker, self._optimizer = asker, optimizer
         self.profile, self.samples, self.devices, self.form = profile, samples, min(devices, MOST_DEVICES), form
         self._room = Room.on(profile.worker.device_memory, RunSpec.stored(profile.spec).train.device)
         question = Question.model_validate(self._question())
@@ -51,11 +54,17 @@ class Part:
         self.measured, self.missing = ([words for words, able in cuts if able is there] for there in (True, False))
 
     def _question(self) -> dict[str, Any]:
-        return {"spec": self.profile.spec, "table": self.profile.table, **self._asked()}
+        spec = with_optimizer(self.profile.spec, self._optimizer)
+        return {"spec": spec, "table": self.profile.table, **self._asked()}
 
     def _asked(self) -> dict[str, Any]:
         memory = self._room.usable if self._room else None
         return {"samples": self.samples, "devices": self.devices, "form": self.form, "memory": memory}
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer that the plans count with."""
+        return named(self._optimizer)
 
     @property
     def each(self) -> str:
@@ -65,7 +74,7 @@ class Part:
     @cached_property
     def search(self) -> Search:
         """The search for the plans. Its key can name the profile by id, as a finished profile never changes."""
-        about = {"profile": self.profile.pk, "done": str(self.profile.done_at)}
+        about = {"profile": self.profile.pk, "done": str(self.profile.done_at), "optimizer": self._optimizer}
         return ask("alpa", about | self._asked(), self._question, asker=self._asker)
 
     @cached_property

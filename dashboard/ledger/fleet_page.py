@@ -23,6 +23,7 @@ from dashboard.ledger import host_links
 from dashboard.ledger.fleet_hosts import FleetHosts
 from dashboard.ledger.forms import NO_PROFILE
 from dashboard.ledger.models import Profile, ProfileState
+from dashboard.ledger.optimizers import USUAL, named, optimizer_field, with_optimizer
 from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
@@ -62,6 +63,7 @@ class FleetForm(Form):
         required=False,
         help_text="empty: what the worker's devices have",
     )
+    optimizer = optimizer_field()
 
     def clean(self) -> dict[str, Any]:
         """Refuses a memory of which the framework leaves nothing for tensors."""
@@ -105,6 +107,7 @@ class FleetPage:
         self.devices = min(values["devices"] or own, MOST_DEVICES)
         self._hosts = FleetHosts(spec, self.devices, fleet)
         self._asked: float | None = values["memory"]
+        self._optimizer: str = values["optimizer"] or USUAL
         device = int(self._asked * MIB) if self._asked else self.profile.worker.device_memory
         self._room = Room.on(device, spec.train.device)
         self.memory = self._room.usable if self._room else None
@@ -115,9 +118,11 @@ class FleetPage:
         finished."""
         placements = [each.model_dump(mode="json") for each in self._hosts.placements]
         asked = {"devices": self.devices, "memory": self.memory, "placements": placements}
+        spec = with_optimizer(self.profile.spec, self._optimizer)
         links = {row.pk: row.table for row in self._hosts.links}
         about = {"profile": self.profile.pk, "done": str(self.profile.done_at), "links": sorted(links), **asked}
-        known = {"spec": self.profile.spec, "between": list(links.values())}
+        about["optimizer"] = self._optimizer
+        known = {"spec": spec, "between": list(links.values())}
         return ask("splits", about, lambda: {**known, "table": self.profile.table, **asked}, asker=self._asker)
 
     @cached_property
@@ -127,7 +132,12 @@ class FleetPage:
     @property
     def query(self) -> str:
         """The query string of this page's address."""
-        given = {"profile": self.profile.pk, "devices": self.devices, "memory": self._asked}
+        given = {
+            "profile": self.profile.pk,
+            "devices": self.devices,
+            "memory": self._asked,
+            "optimizer": self._optimizer,
+        }
         return urlencode({name: value for name, value in given.items() if value})
 
     def sentences(self) -> list[str]:
@@ -142,7 +152,8 @@ class FleetPage:
         first = f"{seconds_text(best.seconds)} a step: {best.name} is {fastest}."
         alone = next((split for split in able if split.devices == 1), None)
         gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone else ""
-        return [first + gain, f"Least memory: {least.name}, {bytes_text(least.memory)}."]
+        memory = f"Least memory: {least.name}, {bytes_text(least.memory)} with {named(self._optimizer)}."
+        return [first + gain, memory]
 
     @property
     def each(self) -> str:

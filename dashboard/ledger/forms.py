@@ -11,6 +11,7 @@ from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.fleet.selectors import reporting
 from dashboard.ledger.model_words import differences, with_details
 from dashboard.ledger.models import Profile, ProfileState
+from dashboard.ledger.optimizers import optimizer_field
 from dashboard.ledger.selectors import profile_key
 from dashboard.runs.models import Run
 from dashboard.runs.presets import PRESETS
@@ -99,6 +100,7 @@ class CutForm(Form):
     cuts = forms.CharField(label="Cuts", required=False, help_text="layers at which stages 1, 2, … begin")
     replicas = forms.CharField(label="Replicas", required=False, help_text="of each stage, e.g. 2-1")
     form = Choice(label="Cost form", required=False, choices=COST_FORMS)
+    optimizer = optimizer_field()
 
     def show(self, samples: int, workers: int) -> None:
         """Puts the values used for empty fields into their placeholders."""

@@ -14,6 +14,7 @@ from django.urls import reverse
 from pydantic import ValidationError
 
 from dashboard.ledger.models import Profile
+from dashboard.ledger.optimizers import USUAL, with_optimizer
 from dashboard.runs.form_words import in_form_words
 from parallel_core.analysis.quantities import bytes_text, seconds_text, sentence_text
 from parallel_core.plan.layer_graph import GraphError, LayerGraph
@@ -55,6 +56,7 @@ class Asked:
     cuts: tuple[int, ...]
     replicas: tuple[int, ...]
     form: Form
+    optimizer: str
 
     def address(self, **changes: Any) -> str:
         """The address of the page with these `changes`."""
@@ -65,6 +67,7 @@ class Asked:
             "cuts": ",".join(map(str, changes.pop("cuts", self.cuts))),
             "replicas": "-".join(map(str, changes.pop("replicas", self.replicas))),
             "form": self.form,
+            "optimizer": self.optimizer,
             **changes,
         }
         return f"{reverse('ledger:partition')}?{urlencode(values)}"
@@ -87,7 +90,13 @@ class Page:
         stages = len(replicas) or (len(values["cuts"]) + 1 if values["cuts"] else min(workers, len(self.layers)))
         cuts = tuple(values["cuts"]) or balanced_cut(self.layers, stages)
         self.asked = Asked(
-            profile, samples, workers, cuts, replicas or (1,) * (len(cuts) + 1), values["form"] or "paper"
+            profile,
+            samples,
+            workers,
+            cuts,
+            replicas or (1,) * (len(cuts) + 1),
+            values["form"] or "paper",
+            values["optimizer"] or USUAL,
         )
         self.yours = cut_chain(self.layers, cuts, self.asked.replicas, self.bandwidth, self.asked.form)
 
@@ -213,7 +222,7 @@ class Page:
 
     def run(self) -> tuple[str, str]:
         """Returns (address of New run with these cuts and replicas, '') or ('', why they cannot be run)."""
-        chain, spec = self.yours, dict(self.asked.profile.spec)
+        chain, spec = self.yours, with_optimizer(self.asked.profile.spec, self.asked.optimizer)
         equal, train = len(set(chain.replicas)) == 1, dict(spec["train"])
         dp, batch = chain.replicas[0] if equal else 1, train["global_batch"]
         parallel = {"dp": dp, "pp": len(chain.stages), "micro_batches": max(1, batch // (dp * self.asked.samples))}

@@ -94,7 +94,7 @@ def alpa(request: HttpRequest) -> HttpResponse:
     context["back"] = f"{reverse('ledger:partition')}?{request.GET.urlencode()}"
     try:
         asked = Page(form.cleaned_data["profile"], form.cleaned_data).asked
-        part = Part(asked.profile, asked.samples, asked.workers, asked.form, request.user)
+        part = Part(asked.profile, asked.samples, asked.workers, asked.form, request.user, asked.optimizer)
     except ValueError as error:
         context |= {"part": None, "why_not": sentence_text(str(error))}
     else:

@@ -32,7 +32,7 @@ CHOICE_LABELS = {
     "linear": "Falls along a line",
     "cosine": "Falls as a cosine",
     "adamw": "AdamW",
-    "sgd": "SGD with momentum",
+    "sgd": "SGD",
     "global": "Of all gradients",
     "stage": "Of each stage on its own",
     "cpu": "CPU",

@@ -9,6 +9,7 @@ from dashboard.runs import break_it
 from parallel_core.llama_models import LLAMA
 from parallel_core.outline import KINDS
 from parallel_core.schedule.traits import round_robins, takes_early_gradients
+from parallel_core.train_rules import OPTIMIZER_FIELDS
 
 
 class Condition(NamedTuple):
@@ -36,10 +37,9 @@ def condition(path: str) -> Condition | None:
         return Condition("parallel.zero", ("3",))
     if path == "train.lr_final":
         return Condition("train.lr_schedule", ("linear", "cosine"))
-    if path == "train.momentum":
-        return Condition("train.optimizer", ("sgd",))
-    if path in ("train.beta1", "train.beta2", "train.eps"):
-        return Condition("train.optimizer", ("adamw",))
+    for optimizer, fields in OPTIMIZER_FIELDS.items():
+        if path.removeprefix("train.") in fields:
+            return Condition("train.optimizer", (optimizer,))
     if path == "train.eval_samples":
         return Condition("train.eval_every", ("0",), negated=True)
     if path == "train.weights":

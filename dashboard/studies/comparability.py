@@ -11,6 +11,7 @@ from parallel_core.layout import Layout
 from parallel_core.outline.recompute import recomputed
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec, TrainSpec
+from parallel_core.train_rules import OPTIMIZER_FIELDS
 
 FREE = frozenset(
     {
@@ -104,8 +105,12 @@ def trained_differently(specs: Sequence[RunSpec]) -> list[str]:
 
 def _differing(a: RunSpec, b: RunSpec) -> list[str]:
     """The training fields that differ and have to be equal: those of SAME_TRAINING, of which a constant rate has no
-    end; the number of steps, over all of which a rate decays; and the samples that are held out, if any."""
+    end and an optimizer reads only its own; the number of steps, over all of which a rate decays; and the samples that
+    are held out, if any."""
     decays = {a.train.lr_schedule, b.train.lr_schedule} != {"constant"}
     held_out = ["eval_samples"] if a.train.held_out != b.train.held_out else []
     names = [*SAME_TRAINING, "steps"] if decays else [name for name in SAME_TRAINING if name != "lr_final"]
-    return [*held_out, *(name for name in names if getattr(a.train, name) != getattr(b.train, name))]
+    optimizers = {a.train.optimizer, b.train.optimizer}
+    unread = {name for one, fields in OPTIMIZER_FIELDS.items() if one not in optimizers for name in fields}
+    read = [name for name in names if name not in unread]
+    return [*held_out, *(name for name in read if getattr(a.train, name) != getattr(b.train, name))]

@@ -178,6 +178,8 @@ def _swept(base: Spec, cell: Sequence[tuple[str, str]], timed_steps: int) -> Var
         spec.setdefault(section, {})[leaf] = sweepable.parse(path, value)
         if path == "train.warmup_steps":
             spec["train"]["steps"] = _int(value, WARMUP_STEPS) + timed_steps
+    if dict(cell).get("train.optimizer") == "adamw":
+        spec["train"].pop("momentum", None)  # which only SGD reads, and which the rules refuse here
     made = valid(spec, name)
     return made if isinstance(made, Skipped) else replace(made, name=name)
 

@@ -208,8 +208,8 @@ def require_match(manifest: Manifest, spec: RunSpec, run: int = 0) -> None:
     """Raises CheckpointError, with messages by field, if a run of `spec` cannot resume from this checkpoint.
 
     `run` is that run's number, 0 without a dashboard. A run can resume from its own checkpoint of the last step,
-    although nothing is left to train, to complete its end. Of parameter values alone, precision, dropout and attention
-    may be others.
+    although nothing is left to train, to complete its end. Of parameter values alone, precision, optimizer, dropout
+    and attention may be others.
     """
     wrong = mismatches(manifest.spec, spec, manifest.step, manifest.scalars)
     if run and manifest.run == run and manifest.step == spec.train.steps:

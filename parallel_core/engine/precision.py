@@ -25,7 +25,7 @@ LEAST_SCALE = 1.0
 
 
 def main_dtype(compute: torch.dtype) -> torch.dtype:
-    """Number type of gradients, moments and master weights."""
+    """Number type of gradients, optimizer states and master weights."""
     return torch.float32 if compute.itemsize < 4 else compute
 
 

@@ -28,7 +28,11 @@ OTHER |= {"lr_schedule": "cosine", "optimizer": "sgd", "weights": "tiny"}
 @pytest.mark.parametrize("field", TrainSpec.model_fields)
 def test_runs_that_differ_in_a_training_field_compute_other_updates_unless_it_is_free(field: str) -> None:
     """So a field that is new is not ignored: who adds one says in `FREE` if it does not matter."""
-    needs = {"lr_final": {"lr_schedule": "linear"}, "eval_samples": {"eval_every": 5}}  # without which it says nothing
+    needs: dict[str, dict[str, Any]] = {  # without which it says nothing
+        "lr_final": {"lr_schedule": "linear"},
+        "eval_samples": {"eval_every": 5},
+        "momentum": {"optimizer": "sgd"},
+    }
     spec = RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 2}, "train": needs.get(field, {})})
     old = getattr(spec.train, field)
     new = OTHER[field] if isinstance(old, str) else not old if isinstance(old, bool) else old + 1

@@ -125,7 +125,7 @@ def test_the_planner_takes_all_devices_of_the_fleet_up_to_what_can_be_searched(p
     """Counts the devices of hosts that take runs; without such a host, those of the profiled worker. At most
     MOST_DEVICES.
     """
-    given = {"profile": profile, "devices": None, "memory": None}
+    given = {"profile": profile, "devices": None, "memory": None, "optimizer": ""}
     assert FleetPage(given, profile.asked_by).devices == 5
     Worker.objects.filter(name="yard-b").update(across_hosts=False)
     assert FleetPage(given, profile.asked_by).devices == 3, "no run has devices of both"

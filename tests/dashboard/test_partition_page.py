@@ -13,6 +13,7 @@ from dashboard.analyst.models import Search
 from dashboard.ledger.alpa_part import Part
 from dashboard.ledger.fleet_page import MOST_MIB
 from dashboard.ledger.models import Prediction, Profile
+from dashboard.ledger.optimizers import named, with_optimizer
 from dashboard.runs import services
 from parallel_core.analysis.quantities import count_text
 from parallel_core.plan.alpa.plans import OPTIMUM, OVERSIZE
@@ -271,3 +272,25 @@ def test_who_may_only_look_is_led_to_no_form_that_refuses(member: Client, reader
         to_members, to_viewers = (client.get(address, query).content.decode() for client in (member, reader))
         assert "/runs/new/" not in to_viewers, address
         assert "/runs/new/" in to_members or "planner" in address, address
+
+
+def test_plans_count_the_states_of_the_chosen_optimizer(member: Client, profile: Profile) -> None:
+    """AdamW's unless another is chosen, whatever the run trained with whose spec was profiled."""
+    profile.spec = with_optimizer(profile.spec, "plain-sgd")
+    profile.save()
+    fleet, alpa = {}, {}
+    for name, momentum in (("", 0.9), ("sgd", 0.9), ("plain-sgd", 0.0)):
+        about = f"?profile={profile.pk}&devices=1&workers=1&samples=4&optimizer={name}"
+        page = answered(member, f"/partition/fleet/{about}").context["page"]
+        fleet[name] = min(split.memory for split in page.found.able)
+        assert page.sentences()[1].endswith(f" with {named(name)}.")
+        first = page.rows()[0].address
+        train = RunSpec.model_validate_json(parse_qs(urlsplit(first).query)["spec"][0]).train
+        assert (train.optimizer, train.momentum) == (name.removeprefix("plain-") or "adamw", momentum)
+        part = answered(member, f"/partition/alpa{about}", part=True).context["part"]
+        alpa[name] = part.found.rows[0].memory
+        assert part.optimizer == named(name)
+    for memory in (fleet, alpa):
+        assert memory[""] > memory["sgd"] > memory["plain-sgd"]
+    refused = member.get(f"/partition/fleet/?profile={profile.pk}&optimizer=lion").content.decode()
+    assert "must be adamw, sgd or plain-sgd" in plain(refused)

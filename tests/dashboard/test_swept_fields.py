@@ -120,6 +120,21 @@ def test_of_two_fields_one_that_is_not_read_is_not_crossed() -> None:
     assert len(plan.skipped) == 2 and all("constant, Rate at the end" in gone.name for gone in plan.skipped)
 
 
+def test_a_sweep_of_the_optimizer_has_the_one_without_a_momentum_once() -> None:
+    base = {"train": {"optimizer": "sgd", "momentum": 0.5}}
+    plan = variants.sweep(base, field="train.optimizer", values=["sgd", "adamw"])
+    assert [variant.spec.train.momentum for variant in plan.variants] == [0.5, 0.9] and not plan.skipped
+    plan = variants.sweep(
+        base,
+        field="train.optimizer",
+        values=["sgd", "adamw"],
+        second_field="train.momentum",
+        second_values=["0", "0.5"],
+    )
+    names = ["Optimizer = sgd, Momentum = 0", "Optimizer = sgd, Momentum = 0.5", "Optimizer = adamw"]
+    assert [variant.name for variant in plan.variants] == names and len(plan.skipped) == 2
+
+
 def test_a_grid_is_tried_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "MOST_TRIED", 3)
     many = [str(n) for n in range(2, 5)]
