@@ -147,10 +147,12 @@ def test_other_precisions_are_not_scaled() -> None:
     assert scale.judge(math.nan) and scale.value == 1.0 and scale.seed(torch.zeros(())) is None
 
 
-def test_powers_of_two_change_nothing_in_fp32() -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_powers_of_two_change_nothing_in_fp32(optimizer: str) -> None:
     """Scaling by them is exact: losses, norms and parameters keep their bits, also with clipping."""
     ((*plain, _), (*scaled, scale)) = (
-        ranks.run(spec_of({}, {"precision": "fp32"}), work, ranks.scratch())[0] for work in (_plain, _scaled)
+        ranks.run(spec_of({}, {"precision": "fp32", "optimizer": optimizer}), work, ranks.scratch())[0]
+        for work in (_plain, _scaled)
     )
     assert scale == 4096.0
     assert plain[0] == scaled[0]
@@ -178,10 +180,12 @@ def _three_steps(trainer: Trainer) -> tuple[list[tuple[float, float]], Tensors, 
 # Skipped steps
 
 
-def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_overflow_on_one_rank_skips_the_step_on_all(optimizer: str) -> None:
     """The first step's gradient becomes infinite on the last rank only; all ranks skip that step and take the next."""
     split = {"dp": 2, "pp": 2, "micro_batches": 2}
-    seen = ranks.run(spec_of({}, {"precision": "fp16"}, **split), _overflow, ranks.scratch())
+    train = {"precision": "fp16", "optimizer": optimizer}
+    seen = ranks.run(spec_of({}, train, **split), _overflow, ranks.scratch())
     for totals, kept, moved in seen:
         assert [total.skipped for total in totals] == [1, 1]
         assert [total.loss_scale for total in totals] == [2.0**16, 2.0**15]
