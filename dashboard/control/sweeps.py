@@ -15,7 +15,8 @@ from dashboard.control import multi_host
 from dashboard.control.arrival import incomplete_files, rewind
 from dashboard.control.clocks import Clocks
 from dashboard.control.dispatch import ControlMessage
-from dashboard.control.placement import Request, Share, plan
+from dashboard.control.hosts import Request
+from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
 from dashboard.ledger.models import ProfileState

@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from dashboard.control.placement import Host, Request
+from dashboard.control.hosts import Host, Request
 from dashboard.fleet.listening import listened_until
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn, type_of

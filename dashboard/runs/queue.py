@@ -10,7 +10,9 @@ from itertools import zip_longest
 from django.db.models import Exists, OuterRef
 
 from dashboard.ages import span
-from dashboard.control.placement import Host, Request, Wait, plan
+from dashboard.control.finding import Wait
+from dashboard.control.hosts import Host, Request
+from dashboard.control.placement import plan
 from dashboard.fleet.listening import away_for
 from dashboard.fleet.selectors import FleetSnapshot, hosts, kind_of
 from dashboard.fleet.words import apart_text

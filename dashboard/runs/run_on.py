@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from difflib import get_close_matches
 
-from dashboard.control.placement import Request
+from dashboard.control.hosts import Request
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, devices_of, idle_host, types_of

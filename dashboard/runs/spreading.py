@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from dashboard.control.placement import Host, Request, Share, Wait, plan
+from dashboard.control.finding import Wait
+from dashboard.control.hosts import Host, Request
+from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, idle_host

@@ -12,7 +12,7 @@ from typing import Any, Required, TypedDict, Unpack
 
 from pydantic import ValidationError
 
-from dashboard.control.placement import Request
+from dashboard.control.hosts import Request
 from dashboard.fleet.listening import away_sentence
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, devices_of

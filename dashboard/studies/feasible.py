@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dashboard.control.placement import Request
+from dashboard.control.hosts import Request
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.spreading import Files
 from dashboard.runs.submission import FleetCheck, fleet_check, with_need

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dashboard.control.placement import Request
+from dashboard.control.hosts import Request
 from dashboard.studies import sweepable
 from dashboard.studies.strategies import Strategy, chosen
 from dashboard.studies.written import Again, OwnSchedule, StageSplit

@@ -11,7 +11,8 @@ from unittest.mock import Mock
 import pytest
 from django.utils import timezone
 
-from dashboard.control.placement import Request, plan
+from dashboard.control.hosts import Request
+from dashboard.control.placement import plan
 from dashboard.control.sweeps import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, idle_host

@@ -8,8 +8,9 @@ import pytest
 from pydantic import ConfigDict, create_model
 
 from dashboard.control.dispatch import start_message
+from dashboard.control.finding import Wait
 from dashboard.control.heartbeats import answers
-from dashboard.control.placement import Wait, plan
+from dashboard.control.placement import plan
 from dashboard.control.sweeps import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboard.control import placement
-from dashboard.control.placement import Host, Plan, Request, Share, Wait, plan
+from dashboard.control.finding import Found, Wait
+from dashboard.control.hosts import Host, Request
+from dashboard.control.placement import Plan, Share, plan
 from dashboard.fleet.run_on import RunOn
 
 
@@ -103,13 +105,13 @@ def hosts_of(found: Plan) -> set[str]:
 def test_a_long_queue_of_one_shape_is_looked_at_as_often_as_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs reserve the three hosts, the next one finds all reserved: the others wait like that one."""
     looked: list[int] = []
-    find = placement._find
+    find = placement.find
 
-    def counted(request: Request, *rest: Any) -> placement.Found:
+    def counted(request: Request, *rest: Any) -> Found:
         looked.append(request.run)
         return find(request, *rest)
 
-    monkeypatch.setattr(placement, "_find", counted)
+    monkeypatch.setattr(placement, "find", counted)
     hosts = [host(name, free=1) for name in "abc"]
     result = plan([ask(run, 2) for run in range(5000)], hosts)
     assert looked == [0, 1, 2, 3]
@@ -304,13 +306,13 @@ def test_a_run_whose_checkpoint_is_gone_does_not_hold_up_its_study() -> None:
 def test_hosts_are_looked_at_once_for_all_siblings_alike(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A study may have thousands of queued runs, and a plan is made at every sweep."""
     looked: list[int] = []
-    find = placement._find
+    find = placement.find
 
-    def noted(request: Request, *rest: Any) -> placement.Found:
+    def noted(request: Request, *rest: Any) -> Found:
         looked.append(request.run)
         return find(request, *rest)
 
-    monkeypatch.setattr(placement, "_find", noted)
+    monkeypatch.setattr(placement, "find", noted)
     queue = [ask(run, devices, exclusive=True, study=7, prefer=f"h{run}") for run in range(50)]
     result = plan(queue, [host(f"h{i}", 2, across=False) for i in range(4)], studies_active=[7])
     assert {why for why, _ in result.waits.values()} == {Wait.SIBLING if devices == 2 else Wait.TOO_LARGE}

@@ -11,7 +11,8 @@ from django.utils import timezone
 
 from dashboard.api.models import Scope
 from dashboard.control.dispatch import start_message
-from dashboard.control.placement import Wait, plan
+from dashboard.control.finding import Wait
+from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
 from dashboard.runs import queue, removal, services, spec_fields, states
