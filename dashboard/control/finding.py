@@ -19,7 +19,7 @@ class Wait(Enum):
     TOO_LARGE = "too large"  # the open hosts, alone or together, do not have that many devices of the kind
     BUSY = "busy"  # its hosts have enough devices, but too few are free
     WHOLE_HOST = "whole host"  # it is exclusive and something runs there, or something exclusive runs there
-    RESERVED = "reserved"  # a run ahead waits for the host
+    RESERVED = "reserved"  # a run ahead waits for the host, or for those of its devices
     CHECKPOINT = "checkpoint"  # the host that has the checkpoint it begins from, or its token file, is away or draining
     CHOICE = "choice"  # no open host has any of the devices that were chosen for it and what it reads
     AWAY = "away"  # one of the hosts that the run measures is away, draining or not for runs over several hosts
@@ -168,9 +168,17 @@ def _spread(request: Request, have: Counts, unit: int) -> Counts:
 
 
 def _why(request: Request, hosts: list[Host], reserved: bool) -> Wait:
-    if reserved:
+    if reserved or _could_have_reserved(request, hosts):
         return Wait.RESERVED
     return Wait.WHOLE_HOST if request.exclusive or any(host.exclusive for host in hosts) else Wait.BUSY
+
+
+def _could_have_reserved(request: Request, hosts: list[Host]) -> bool:
+    """Whether the hosts could give the run its devices now, if no run ahead waited for some of them."""
+    if not any(host.reserved for host in hosts):
+        return False
+    freed = [host.unreserved() for host in hosts]
+    return sum(len(host.spare(request)) for host in freed if _fits(request, host, 1)) >= request.devices
 
 
 def _fits(request: Request, host: Host, devices: int) -> bool:

@@ -52,7 +52,8 @@ class Host:
     that it knows. `memory`: bytes of its devices by kind and index; one that does not report it is taken to have
     enough. `version`: of the program it runs; `types`: names of its devices by kind; `type_of`: the
     type of each by kind and index. `held`: a run holds devices there, also if it does not list them any more, as they
-    cannot be used."""
+    cannot be used. `reserved`: (kind, type) of the devices that a run ahead waits for, of a host where other ones may
+    be given."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -69,6 +70,7 @@ class Host:
     version: str = ""
     types: dict[str, str] = field(default_factory=dict)
     type_of: dict[str, dict[int, str]] = field(default_factory=dict)
+    reserved: frozenset[tuple[str, str]] = frozenset()
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
@@ -82,7 +84,7 @@ class Host:
 
     def spare(self, request: Request) -> tuple[int, ...]:
         """Indices of the devices that the run could have now."""
-        return self._suitable(self.free.get(request.kind, ()), request)
+        return self._suitable(self._unreserved(request.kind), request)
 
     def chosen(self, request: Request) -> bool:
         """Whether it has some of the devices that were chosen for the run, and what that reads."""
@@ -99,21 +101,37 @@ class Host:
         sizes = self.memory[request.kind]
         return tuple(i for i in indices if sizes.get(i, least) >= least)
 
+    def _unreserved(self, kind: str) -> tuple[int, ...]:
+        """Indices of its free devices for which no run ahead waits."""
+        free = self.free.get(kind, ())
+        if not self.reserved:
+            return free
+        types = self.type_of.get(kind, {})
+        return tuple(i for i in free if (kind, types.get(i, "")) not in self.reserved)
+
     def knows(self, request: Request) -> bool:
         return (not request.task or request.task in self.tasks) and self.fields.issuperset(request.fields)
 
     @property
     def idle(self) -> bool:
-        return self.free == self.devices and not self.held
+        return self.free == self.devices and not self.held and not self.reserved
 
     @property
     def gives(self) -> bool:
         """Whether at least one run could be placed there now."""
-        return self.open and not self.exclusive and any(self.free.values())
+        return self.open and not self.exclusive and any(self._unreserved(kind) for kind in self.free)
 
     def ready(self) -> Host:
         """The host as if it were open and nothing ran there."""
         return replace(self, free=self.devices, exclusive=False, open=True, held=False)
+
+    def reserving(self, kind: str, device_type: str) -> Host:
+        """The host when a run waits for its devices of that kind and type."""
+        return replace(self, reserved=self.reserved | {(kind, device_type)})
+
+    def unreserved(self) -> Host:
+        """The host as if no run ahead waited for some of its devices."""
+        return replace(self, reserved=frozenset())
 
     def without(self, kind: str, taken: tuple[int, ...], exclusive: bool) -> Host:
         """The host after these devices were given away."""

@@ -4,7 +4,8 @@ Rules: in the order of the queue; all devices of a run at once or none; on one h
 few as it takes of those that other hosts reach; never on a host that drains, leaves or is silent, nor on devices with
 less memory than the fullest rank is predicted to need, nor on others than those chosen for it (`on`), and on a host
 with a requested profile only where no other is free. An `exclusive` run needs idle hosts as a whole and blocks them. A
-run that has to wait reserves the hosts it waits for, so that later, smaller runs cannot starve it. Exclusive runs of
+run that has to wait reserves the hosts it waits for, so that later, smaller runs cannot starve it; of a type of device
+that was chosen for it, only those devices, unless it needs the hosts as a whole. Exclusive runs of
 one study go one after another, on the same host while that is connected, because they are meant to be compared; one
 that no known host can take waits alone. A host that is absent for a short time still counts for that, or the study
 would be split over two hosts.
@@ -67,10 +68,21 @@ def plan(
         if never is None:
             waiting[shape] = found
         result.waits[request.run] = (why, tuple(counts))
-        if why not in (*UNTAKEN, Wait.RESERVED) and not reserved.issuperset(counts):
-            reserved.update(counts)
+        if why not in UNTAKEN and reserved.isdisjoint(counts) and _reserve(request, by_name, counts, reserved):
             waiting.clear()
     return result
+
+
+def _reserve(request: Request, hosts: dict[str, Host], counts: Counts, reserved: set[str]) -> bool:
+    """Reserves for the run, in place, what it waits for; returns whether that was not reserved before."""
+    chosen = request.on.device_type
+    if request.exclusive or not chosen:
+        reserved.update(counts)
+        return bool(counts)
+    more = {name: hosts[name].reserving(request.kind, chosen) for name in counts}
+    new = any(hosts[name] != host for name, host in more.items())
+    hosts.update(more)
+    return new
 
 
 _SHAPE = attrgetter(*(one.name for one in fields(Request) if one.name not in ("run", "study")))

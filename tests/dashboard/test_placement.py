@@ -120,17 +120,34 @@ def test_a_long_queue_of_one_shape_is_looked_at_as_often_as_something_changes(mo
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.integers(0, 2), st.sampled_from(("", "h0"))), max_size=12),
+    st.lists(
+        st.tuples(
+            st.integers(1, 5),
+            st.booleans(),
+            st.integers(0, 2),
+            st.sampled_from(("", "h0")),
+            st.sampled_from(("", "even", "odd")),
+        ),
+        max_size=12,
+    ),
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=3),
 )
 def test_a_shape_waits_for_the_same_whether_or_not_it_was_looked_at_before(
-    queue: list[tuple[int, bool, int, str]], fleet: list[tuple[int, int]]
+    queue: list[tuple[int, bool, int, str, str]], fleet: list[tuple[int, int]]
 ) -> None:
     """That some run took or reserved a host may change what a shape waits for, or let it start."""
-    hosts = [host(f"h{i}", every, free=min(free, every)) for i, (every, free) in enumerate(fleet)]
+    types = {"cpu": {0: "even", 1: "odd", 2: "even", 3: "odd"}}
+    hosts = [host(f"h{i}", every, free=min(free, every), type_of=types) for i, (every, free) in enumerate(fleet)]
     asked = [
-        ask(run, devices, exclusive=exclusive, study=study if exclusive and study else None, prefer=prefer)
-        for run, (devices, exclusive, study, prefer) in enumerate(queue)
+        ask(
+            run,
+            devices,
+            exclusive=exclusive,
+            study=study if exclusive and study else None,
+            prefer=prefer,
+            on=RunOn(device_type=on),
+        )
+        for run, (devices, exclusive, study, prefer, on) in enumerate(queue)
     ]
     found = plan(asked, hosts)
     with pytest.MonkeyPatch.context() as patch:
@@ -229,6 +246,34 @@ def test_shares_cover_the_ranks_once_and_take_free_devices(
 def test_a_waiting_run_is_not_starved_by_smaller_later_ones() -> None:
     result = plan([ask(1, 2), ask(2, 1)], [host(free=1)])
     assert result.waits == {1: (Wait.BUSY, ("a",)), 2: (Wait.RESERVED, ("a",))}
+
+
+def mixed(free: int = 4, name: str = "a") -> Host:
+    """Two old devices, then two new ones; the last `free` ones are free."""
+    every = (0, 1, 2, 3)
+    types = {"cpu": {0: "old", 1: "old", 2: "new", 3: "new"}}
+    return Host(name, {"cpu": every}, {"cpu": every[4 - free :]}, type_of=types)
+
+
+OLD, NEW = RunOn(device_type="old"), RunOn(device_type="new")
+
+
+def test_a_run_that_waits_for_a_type_of_device_reserves_that_type_alone() -> None:
+    result = plan([ask(1, 2, on=OLD), ask(2, 1, on=OLD), ask(3, 1), ask(4, 1, on=NEW), ask(5, 1)], [mixed(3)])
+    assert placed(result) == {3: [Share("a", (2,), 0)], 4: [Share("a", (3,), 0)]}
+    assert result.waits == {1: (Wait.BUSY, ("a",)), 2: (Wait.RESERVED, ("a",)), 5: (Wait.RESERVED, ("a",))}
+
+
+def test_who_waits_for_devices_that_are_reserved_is_not_starved_by_later_runs_either() -> None:
+    result = plan([ask(1, 2, on=OLD), ask(2, 3), ask(3, 1, on=NEW)], [mixed(3)])
+    assert not result.placed and result.waits[2] == (Wait.RESERVED, ("a",)) and result.waits[3][0] is Wait.RESERVED
+
+
+def test_an_exclusive_run_of_a_type_reserves_its_host_as_a_whole_and_takes_none_that_is_reserved_in_part() -> None:
+    waits = plan([ask(1, 2, on=OLD, exclusive=True), ask(2, 1, on=NEW)], [mixed(3)]).waits
+    assert waits == {1: (Wait.WHOLE_HOST, ("a",)), 2: (Wait.RESERVED, ("a",))}
+    waits = plan([ask(1, 3, on=OLD), ask(2, 1, on=NEW, exclusive=True)], [mixed(), mixed(2, "b")]).waits
+    assert waits[1] == (Wait.BUSY, ("a", "b")) and waits[2][0] is Wait.RESERVED
 
 
 def test_a_later_run_may_use_another_host() -> None:
