@@ -17,11 +17,11 @@ from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.api.waiting import MOST_S
 from dashboard.json_values import clean
 from dashboard.runs import field_terms, generating, queueing, removal, resuming, selectors, services, submission
+from dashboard.runs import priority as levels
 from dashboard.runs.damaged import damaged
 from dashboard.runs.list_views import as_row
 from dashboard.runs.listing import EXAMPLE, moment
 from dashboard.runs.models import Run
-from dashboard.runs.priority import Priority
 from dashboard.studies import joining
 from dashboard.studies.models import Study
 
@@ -66,7 +66,7 @@ def _submission(payload: s.SubmitIn) -> submission.Submission:
         "retries": payload.retries,
         "host_count": payload.hosts,
         "run_on": payload.run_on,
-        "priority": Priority[payload.priority.upper()],
+        "priority": levels.read(payload.priority) or 0,
         "anyway": payload.anyway,
         "resume_from": {"run": named.run, "step": named.step} if named else None,
     }
@@ -160,8 +160,8 @@ def edit_run(request: HttpRequest, run_id: RunId, payload: s.RunEdit) -> Any:
     place = {name: asked.pop(name) for name in ("run_on", "priority") if name in asked}
     with transaction.atomic():
         if place:
-            level = Priority[place["priority"].upper()] if "priority" in place else Priority(run.priority)
-            queueing.change(run=run, user=request.user, run_on=place.get("run_on", run.run_on), priority=level)
+            level = levels.read(place.get("priority", ""))
+            queueing.change(run=run, user=request.user, run_on=place.get("run_on"), priority=level)
         if asked or not place:
             changed = {"name": run.name, "tags": run.tags, "notes": run.notes} | asked
             services.edit(run=run, user=request.user, **changed)

@@ -20,7 +20,7 @@ from dashboard.runs import run_on as places
 from dashboard.runs.models import Run
 from dashboard.runs.selectors import Filters, list_runs
 from dashboard.runs.services import Also, Invalid
-from dashboard.studies import removal, reruns, services
+from dashboard.studies import editing, removal, reruns, services
 from dashboard.studies.listing import Listing
 from dashboard.studies.models import Study
 
@@ -112,11 +112,14 @@ def run_again(request: HttpRequest, study_id: StudyId, payload: t.AgainIn) -> An
     "/{study_id}", auth=SUBMIT, response={200: s.Envelope[t.StudyDetail], **s.refusals(400, 401, 403, 404, 413, 422)}
 )
 def edit_study(request: HttpRequest, study_id: StudyId, payload: t.StudyEdit) -> Any:
-    """Renames a study, or replaces its notes; only for its owner and admins."""
+    """Renames a study, replaces its notes, or changes the place in the queue of all its queued runs and of those that
+    join it later; only for its owner and admins. High priority is given by admins only."""
     require_member(request)
     study = get_object_or_404(STUDIES, pk=study_id)
     changed = {"name": study.name, "notes": study.notes} | payload.model_dump(exclude_none=True)
-    return {"data": _detail(services.edit(study=study, user=request.user, **changed))}
+    if "priority" in changed:
+        changed["priority"] = levels.read(changed["priority"])
+    return {"data": _detail(editing.edit(study=study, user=request.user, **changed))}
 
 
 @router.post("/{study_id}/cancel", auth=SUBMIT, response={200: s.Envelope[t.CancelOut], **s.refusals(*s.SEES)})
@@ -154,4 +157,6 @@ def _study(study: Study, runs: dict[str, int]) -> dict[str, Any]:
         "created_at": study.created_at,
         "runs": runs,
         "baseline": study.baseline_id,
+        "run_on": study.run_on,
+        "priority": study.priority_name,
     }

@@ -24,6 +24,8 @@ class StudyOut(Schema):
     created_at: datetime
     runs: dict[str, int] = Field(description="number of runs by state")
     baseline: int | None
+    run_on: str = Field(description="the devices chosen for its runs, worker:NAME or type:NAME; empty for any")
+    priority: s.PriorityName = Field(description="how soon they are served while they are queued")
 
 
 class MemberOut(s.RunOut):
@@ -90,6 +92,8 @@ class StudyEdit(Schema):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"name": "two batches, again"}})
     name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] | None = None
     notes: s.Notes | None = None
+    run_on: s.RunOn | None = Field(None, description="of all its queued runs, and of those that join it later")
+    priority: s.PriorityName | None = Field(None, description="in the same way")
 
 
 class CancelOut(Schema):

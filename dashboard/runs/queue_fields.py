@@ -6,11 +6,13 @@ from typing import Any
 
 from django import forms
 
-from dashboard.fields import Choice
+from dashboard.fields import Choice, Form
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import priority as levels
 from dashboard.runs import run_on as places
+from dashboard.runs.models import Run
 from dashboard.runs.priority import Priority
+from dashboard.studies.models import Study
 
 
 class PriorityField(Choice):
@@ -33,3 +35,17 @@ def offer(form: forms.Form, fleet: FleetSnapshot) -> None:
     """Gives the field its choices, with the form's own value, so that one that is no more gets its own message."""
     own = str(form[places.FIELD].value() or "")
     form.fields[places.FIELD].choices = places.choices(fleet, own)  # type: ignore[attr-defined]
+
+
+class QueueForm(Form):
+    """Where queued runs may be placed, and their priority: those of `of`, a run or a study."""
+
+    run_on = run_on_field()
+    priority = PriorityField()
+
+    def __init__(self, of: Run | Study, *args: Any, **kwargs: Any) -> None:
+        initial = {"run_on": of.run_on, "priority": Priority(of.priority).word}
+        super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, "initial": initial, **kwargs})
+        offer(self, FleetSnapshot.now())
+        for name, made in self.fields.items():
+            made.widget.attrs["aria-describedby"] = f"help-{name} error-{name}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
@@ -11,28 +9,12 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.roles import may_change
-from dashboard.fields import Form
-from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import priority as levels
 from dashboard.runs import queueing
 from dashboard.runs.models import Run
 from dashboard.runs.priority import Priority
-from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
+from dashboard.runs.queue_fields import QueueForm
 from dashboard.runs.services import Invalid
-
-
-class QueueForm(Form):
-    """Where a queued run may be placed, and its priority."""
-
-    run_on = run_on_field()
-    priority = PriorityField()
-
-    def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
-        initial = {"run_on": run.run_on, "priority": Priority(run.priority).word}
-        super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, "initial": initial, **kwargs})
-        offer(self, FleetSnapshot.now())
-        for name, made in self.fields.items():
-            made.widget.attrs["aria-describedby"] = f"help-{name} error-{name}"
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -62,7 +44,7 @@ def first(request: HttpRequest, pk: int) -> HttpResponse:
     """Gives a queued run high priority; back to Fleet if it was asked for there (`page=fleet`)."""
     run = get_object_or_404(Run.objects.select_related("study"), pk=pk)
     try:
-        queueing.change(run=run, user=request.user, run_on=run.run_on, priority=Priority.HIGH)
+        queueing.change(run=run, user=request.user, priority=Priority.HIGH)
     except Invalid as error:
         if refused := error.field_errors.get(levels.FIELD):
             raise PermissionDenied(refused) from error

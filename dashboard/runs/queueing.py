@@ -19,12 +19,14 @@ from dashboard.runs.models import Run, State
 from dashboard.runs.priority import Priority
 from dashboard.runs.services import Invalid
 from dashboard.runs.submission import fleet_check
+from dashboard.studies.models import Study
 from parallel_core.spec import RunSpec
 from workers.contract import task_of
 
 KIND = "queue"
 """The kind of the Event of a change."""
 NOT_QUEUED = "The run is not queued any more."
+DELETED = "The study has been deleted."
 
 
 def changeable(run: Run) -> bool:
@@ -37,9 +39,10 @@ def may_put_first(user: Any, run: Run) -> bool:
     return run.priority < Priority.HIGH and not levels.refusal(user, Priority.HIGH) and may_change(user, run)
 
 
-def change(*, run: Run, user: Any, run_on: str, priority: Priority) -> Run:
+def change(*, run: Run, user: Any, run_on: str | None = None, priority: Priority | None = None) -> Run:
     """Changes where a queued run may be placed, and its priority; returns it as it is then. Of a run of a study, those
-    of the study and of all its queued runs, as they are to be compared. A value that stays the same is not checked.
+    of the study and of all its queued runs, as they are to be compared. None leaves a value as it is; one that stays
+    the same is not checked.
 
     Raises PermissionDenied, and Invalid at `run_on` for devices on which one of them could never run, at `priority` for
     a level that the user may not give.
@@ -47,34 +50,70 @@ def change(*, run: Run, user: Any, run_on: str, priority: Priority) -> Run:
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may change its place in the queue.")
     with transaction.atomic():
-        fellows = list(_fellows(run).select_for_update(of=("self",)))
-        now = next((one for one in fellows if one.pk == run.pk), None)
+        study = _locked(run.study_id)
+        queued = _queued(pk=run.pk) if run.study_id is None else _queued(study=run.study_id)
+        now = next((one for one in queued if one.pk == run.pk), None)
         if now is None:
             raise Invalid({places.FIELD: NOT_QUEUED})
-        on, unread = places.read(run_on)
-        errors = {places.FIELD: unread or (_refusal(now, fellows, on) if str(on) != now.run_on else "")}
-        errors[levels.FIELD] = levels.refusal(user, priority) if priority != now.priority else ""
-        if wrong := {field: said for field, said in errors.items() if said}:
-            raise Invalid(wrong)
-        _write(now, fellows, user, on, priority)
+        _change(now, study, queued, user, run_on, priority)
     return now
 
 
-def _fellows(run: Run) -> Any:
-    """The queued runs that are changed together."""
-    queued = Run.objects.filter(state=State.QUEUED, cancel_requested_at=None).select_related("study").order_by("pk")
-    return queued.filter(pk=run.pk) if run.study_id is None else queued.filter(study=run.study_id)
+def change_study(*, study: Study, user: Any, run_on: str | None = None, priority: Priority | None = None) -> Study:
+    """Changes where the runs of a study may be placed, and their priority: of all that are queued, and of those that
+    join it later or are run again. Returns the study as it is then. Raises as `change`."""
+    if not may_change(user, study):
+        raise PermissionDenied("Only the study's owner and admins may change where it runs.")
+    with transaction.atomic():
+        locked = _locked(study.pk)
+        if locked is None:
+            raise Invalid({places.FIELD: DELETED})
+        _change(locked, locked, _queued(study=study.pk), user, run_on, priority)
+    return locked
 
 
-def _refusal(run: Run, fellows: list[Run], on: RunOn) -> str:
-    """Why one of the runs could never be placed on those devices, by its own name if it is another one; '' if all
-    could. Runs with equally many ranks that begin anew alike are checked once."""
+def follow(study: Study, runs: list[Run], owner: Any) -> None:
+    """Gives runs that the owner is about to write the place and the priority of the `study`, whose row is locked."""
+    for run in runs:
+        run.run_on, run.priority = study.run_on, levels.allowed(owner, study.priority)
+
+
+def _locked(study: int | None) -> Study | None:
+    """The row of a study, until the transaction ends: a run that joins meanwhile is then among the queued ones, or
+    reads the new values."""
+    return None if study is None else Study.objects.select_for_update().filter(pk=study).first()
+
+
+def _queued(**which: Any) -> list[Run]:
+    """The queued runs that are changed together, locked."""
+    queued = Run.objects.filter(state=State.QUEUED, cancel_requested_at=None, **which)
+    return list(queued.select_for_update().order_by("pk"))
+
+
+def _change(
+    of: Run | Study, study: Study | None, queued: list[Run], user: Any, run_on: str | None, priority: Priority | None
+) -> None:
+    """Changes the values of a run or a study, and with it those of the `study` and of the `queued` runs."""
+    on, unread = places.read(of.run_on if run_on is None else run_on)
+    level = Priority(of.priority) if priority is None else priority
+    errors = {places.FIELD: unread or (_refusal(of, queued, on) if str(on) != of.run_on else "")}
+    errors[levels.FIELD] = levels.refusal(user, level) if level != of.priority else ""
+    if wrong := {field: said for field, said in errors.items() if said}:
+        raise Invalid(wrong)
+    _write(of, study, queued, user, on, level)
+
+
+def _refusal(of: Run | Study, queued: list[Run], on: RunOn) -> str:
+    """Why one of the queued runs could never be placed on those devices, by its own name unless it is the run asked
+    for; '' if all could. Runs with equally many ranks that begin anew alike are checked once."""
     if not on:
         return ""
-    if run.between:
+    if any(run.between for run in queued):
         return "It times messages between two workers, and runs on both."
     fleet, seen = FleetSnapshot.now().narrowed(on), set[tuple[object, ...]]()
-    for one in sorted(fellows, key=lambda fellow: fellow.pk != run.pk):
+    if not queued:
+        return places.unknown(fleet)
+    for one in sorted(queued, key=lambda run: run != of):
         train = one.spec.get("train", {})
         shape = (one.devices, one.host_count, train.get("device"), train.get("corpus"), one.resume_run_id)
         if shape in seen:
@@ -85,24 +124,25 @@ def _refusal(run: Run, fellows: list[Run], on: RunOn) -> str:
         )
         if check.errors:
             said = " ".join(check.errors.values())
-            return said if one.pk == run.pk else f"“{one.name}” of the same study: {said}"
+            whose = f"“{one.name}”" if isinstance(of, Study) else f"“{one.name}” of the same study"
+            return said if one == of else f"{whose}: {said}"
     return ""
 
 
-def _write(run: Run, fellows: list[Run], user: Any, on: RunOn, priority: Priority) -> None:
-    """Writes the values to the runs, `run` among them, and to their study, with an Event for each run."""
-    parts = [f"to run on {on.text}, instead of {run.chosen_devices.text}"] if str(on) != run.run_on else []
-    if priority != run.priority:
-        parts.append(f"at {priority.word} priority, instead of {Priority(run.priority).word}")
+def _write(of: Run | Study, study: Study | None, queued: list[Run], user: Any, on: RunOn, priority: Priority) -> None:
+    """Writes the values of `of` that change to the runs and to their study, with an Event for each run."""
+    parts = [f"to run on {on.text}, instead of {of.chosen_devices.text}"] if str(on) != of.run_on else []
+    if priority != of.priority:
+        parts.append(f"at {priority.word} priority, instead of {Priority(of.priority).word}")
     if not parts:
         return
-    values: dict[str, str | int] = {"run_on": str(on)} if str(on) != run.run_on else {}
-    values |= {"priority": priority} if priority != run.priority else {}
-    Run.objects.filter(pk__in=[one.pk for one in fellows]).update(**values)
-    for one, (field, value) in product([*fellows, *([run.study] if run.study else [])], values.items()):
+    values: dict[str, str | int] = {"run_on": str(on)} if str(on) != of.run_on else {}
+    values |= {"priority": priority} if priority != of.priority else {}
+    Run.objects.filter(pk__in=[one.pk for one in queued]).update(**values)
+    for one, (field, value) in product([*queued, *([study] if study else [])], values.items()):
         setattr(one, field, value)
-    if run.study is not None:
-        run.study.save(update_fields=tuple(values))
-    together = ", as all queued runs of its study" if run.study is not None else ""
+    if study is not None:
+        study.save(update_fields=tuple(values))
+    together = ", as all queued runs of its study" if study is not None else ""
     said = f"{user.get_username()} queued it {' and '.join(parts)}{together}."
-    states.record_all([(one, said) for one in fellows], KIND, actor=user)
+    states.record_all([(one, said) for one in queued], KIND, actor=user)

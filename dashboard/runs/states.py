@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from dashboard.live.announce import announce
 from dashboard.runs.models import ACTIVE, ENDED, Attempt, Event, Run, State
+from dashboard.studies.models import Study
 from dashboard.webhook.outbox import note_end
 
 OUTCOME_STATES = {"succeeded": State.SUCCEEDED, "failed": State.FAILED, "cancelled": State.CANCELLED}
@@ -202,9 +203,9 @@ def _requeue(attempt: Attempt, detail: str, changes: dict[str, Any]) -> Run:
     """Queues the run again. `queued_at` stays, so that it keeps its place before later ones. It runs where its study
     does by now, at no higher priority than that.
     """
-    now = Run.objects.select_related("study").get(pk=attempt.run_id)
-    if now.study is not None:
-        changes = {**changes, "run_on": now.study.run_on, "priority": min(now.study.priority, now.priority)}
+    now = Run.objects.get(pk=attempt.run_id)
+    if (study := Study.objects.select_for_update().filter(pk=now.study_id).first()) is not None:
+        changes = {**changes, "run_on": study.run_on, "priority": min(study.priority, now.priority)}
     run = _move(attempt.run_id, ACTIVE, State.QUEUED, detail=detail, started_at=None, **changes)
     record(run, "requeued", detail, attempt)
     return run

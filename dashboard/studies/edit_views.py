@@ -1,4 +1,4 @@
-"""The page that changes name and notes of a study."""
+"""The page that changes name, notes and place in the queue of a study."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.roles import may_change
+from dashboard.runs.models import State
+from dashboard.runs.queue_fields import QueueForm
 from dashboard.runs.services import MAX_NOTES
-from dashboard.studies import services
+from dashboard.studies import editing, services
 from dashboard.studies.models import Study
 from parallel_core import limits
 
@@ -25,14 +27,19 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study, pk=pk)
     if not may_change(request.user, study):
         raise PermissionDenied("Only the study's owner and admins may change it.")
-    values, errors = {"name": study.name, "notes": study.notes}, {}
+    values, errors, form = {"name": study.name, "notes": study.notes}, {}, QueueForm(study)
     if request.method == "POST":
-        values = {key: request.POST.get(key, "") for key in values}
-        try:
-            services.edit(study=study, user=request.user, name=values["name"], notes=values["notes"])
-        except services.Invalid as error:
-            errors = error.field_errors
-        else:
-            return redirect("studies:page", pk)
-    context = {"study": study, "values": values, "errors": errors, "hints": HINTS}
-    return render(request, "studies/edit.html", context, status=422 if errors else 200)
+        form, values = QueueForm(study, request.POST), {key: request.POST.get(key, "") for key in values}
+        if form.is_valid():
+            place = {name: value for name, value in form.cleaned_data.items() if name in request.POST}
+            try:
+                editing.edit(study=study, user=request.user, **values, **place)
+            except services.Invalid as error:
+                errors = error.field_errors
+                for name in form.fields.keys() & errors.keys():
+                    form.add_error(name, errors[name])
+            else:
+                return redirect("studies:page", pk)
+    queued = study.runs.filter(state=State.QUEUED, cancel_requested_at=None).count()
+    context = {"study": study, "values": values, "errors": errors, "hints": HINTS, "form": form, "queued": queued}
+    return render(request, "studies/edit.html", context, status=422 if errors or form.errors else 200)

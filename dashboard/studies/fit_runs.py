@@ -12,6 +12,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import InterfaceError, OperationalError, transaction
 from pydantic import ValidationError
 
+from dashboard.runs import queueing
 from dashboard.runs import services as runs
 from dashboard.studies.fit import ENDED_EARLY, KIND, RETRIES, LayerSearch, hunts, run_name
 from dashboard.studies.models import Study
@@ -50,12 +51,14 @@ def _advance(study: Study) -> None:
     requests = [_request(study, hunt, layers, count + i) for i, (hunt, layers) in enumerate(wanted)]
     prepared = runs.prepare(owner=study.owner, requests=requests) if requests else None
     with transaction.atomic():
-        if not Study.objects.select_for_update().filter(pk=study.pk).exists():
+        locked = Study.objects.select_for_update().filter(pk=study.pk).first()
+        if locked is None:
             return  # removed while its runs were predicted
         found = hunts(study.runs.all())
         if _named(_wanted(found)) != _named(wanted):
             return  # changed meanwhile: the next call decides anew
         if prepared is not None:
+            queueing.follow(locked, prepared.runs, study.owner)
             runs.write(prepared)
         if all(hunt.over for hunt in found):
             _end(study)

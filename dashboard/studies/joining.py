@@ -9,8 +9,7 @@ from django.db import transaction
 from django.db.models import Max
 
 from dashboard.accounts.roles import may_change
-from dashboard.runs import priority as levels
-from dashboard.runs import services, submission
+from dashboard.runs import queueing, services, submission
 from dashboard.runs.models import Run
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
@@ -41,7 +40,7 @@ def submit(
         if locked is None:
             raise services.Invalid({FIELD: f"There is no study {study.pk}."})
         last = study.runs.aggregate(last=Max("position"))["last"]
-        run = prepared.runs[0]
-        run.position, run.run_on = 0 if last is None else last + 1, locked.run_on
-        run.priority = levels.allowed(owner, locked.priority)
+        (run,) = prepared.runs
+        run.position = 0 if last is None else last + 1
+        queueing.follow(locked, prepared.runs, owner)
         return services.write_one(prepared, also)

@@ -14,6 +14,7 @@ from dashboard.control.dispatch import resume_from
 from dashboard.fleet.listening import away_sentence
 from dashboard.fleet.run_on import RunOn
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs import queueing
 from dashboard.runs import services as runs
 from dashboard.runs.corpus_checks import corpus_errors
 from dashboard.runs.models import Run, State
@@ -129,8 +130,7 @@ def run_again(
             if _references(which(_listed(study))) == _references(wanted):
                 if requests and study.kind == fit.KIND:
                     fit.search_on(locked)
-                for run in prepared.runs:
-                    run.run_on = locked.run_on
+                queueing.follow(locked, prepared.runs, user)
                 return runs.write(prepared)
         why.clear()
     return []

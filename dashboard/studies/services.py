@@ -37,7 +37,6 @@ __all__ = [
     "create_matrix",
     "create_starter",
     "create_sweep",
-    "edit",
     "estimate",
 ]
 
@@ -264,19 +263,6 @@ def _requests(study: Study, plan: Plan, repeats: int, retries: int) -> list[runs
     ]
 
 
-def edit(*, study: Study, user: Any, name: str, notes: str) -> Study:
-    """Renames a study and replaces its notes. Raises PermissionDenied or Invalid."""
-    if not may_change(user, study):
-        raise PermissionDenied("Only the study's owner and admins may change it.")
-    words = runs.clean_notes(notes)
-    errors = _name_errors(name) | runs.notes_errors(words)
-    if errors:
-        raise Invalid(errors)
-    study.name, study.notes = name.strip(), words
-    study.save(update_fields=("name", "notes"))
-    return study
-
-
 def cancel(*, study: Study, user: Any) -> tuple[list[Run], list[Run]]:
     """Cancels the runs of a study that have not ended. Returns them, and those of others, which are left as they are.
 
@@ -289,12 +275,13 @@ def cancel(*, study: Study, user: Any) -> tuple[list[Run], list[Run]]:
     return mine, [run for run in going if not may_change(user, run)]
 
 
-def _name_errors(name: str) -> dict[str, str]:
+def name_errors(name: str) -> dict[str, str]:
+    """What is wrong with the name of a study, at `name`; {} if nothing is."""
     return runs.name_errors(name.strip()) if name.strip() else {"name": "A study needs a name."}
 
 
 def _check(name: str, plan: Plan, repeats: int) -> None:
-    errors = _name_errors(name)
+    errors = name_errors(name)
     if not 1 <= repeats <= MAX_REPEATS:
         errors["repeats"] = f"repeats must be from 1 to {MAX_REPEATS}; got {repeats}."
     if not plan.variants:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import html
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.exceptions import PermissionDenied
+from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
@@ -244,6 +249,90 @@ def test_a_study_has_one_place_and_one_priority_for_its_runs(admin: Any) -> None
     assert (study.run_on, study.priority) == ("worker:yard-a", Priority.LOW)
 
 
+def test_a_study_without_a_queued_run_is_put_elsewhere_and_what_joins_it_follows(member: Client, alice: Any) -> None:
+    study = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
+    assert not study.runs.filter(state="queued").exists()
+    address = f"/studies/{study.pk}/edit/"
+    page = member.get(address).content.decode()
+    assert '<option value="" selected>any device' in page and "Nothing of it is queued now" in page
+    words = {"name": "elsewhere", "notes": ""}
+    assert member.post(address, {**words, "run_on": "worker:yard-a", "priority": "low"}).status_code == 302
+    study.refresh_from_db()
+    assert (study.name, study.run_on, study.priority) == ("elsewhere", "worker:yard-a", Priority.LOW)
+    assert "· on worker yard-a" in member.get(f"/studies/{study.pk}/").content.decode()
+    added = joining.submit(owner=alice, study=study, request={"spec": spec()})
+    assert (added.run_on, added.priority) == ("worker:yard-a", Priority.LOW)
+    assert "Of its 1 queued run," in member.get(address).content.decode()
+    assert member.post(address, {"name": "kept place", "notes": ""}).status_code == 302
+    assert member.post(address, {**words, "run_on": f"type:{NEWER}", "priority": "low"}).status_code == 302
+    added.refresh_from_db()
+    assert added.run_on == f"type:{NEWER}"
+    assert "alice queued it to run on" in Event.objects.filter(run=added, kind=queueing.KIND).get().text
+
+
+def test_a_study_goes_nowhere_where_a_queued_run_of_it_never_could(member: Client, alice: Any, bob: Any) -> None:
+    study = create_matrix(owner=alice, name="s", base=factory.BASE, strategies=["single", "dp"], devices=4)
+    address, words = f"/studies/{study.pk}/edit/", {"name": "new", "notes": "", "priority": "normal"}
+    for sent, said in (
+        ({"run_on": "worker:yard-a"}, "”: Worker yard-a has 2 CPU devices; 4 are needed."),
+        ({"run_on": "worker:gone"}, "This fleet has no worker “gone”"),
+        ({"run_on": "", "priority": "high"}, "Only admins may queue at high priority"),
+        ({"run_on": "worker:yard-a", "name": " "}, "A study needs a name."),
+    ):
+        wrong = member.post(address, {**words, **sent})
+        assert wrong.status_code == 422 and said in html.unescape(wrong.content.decode()), said
+    study.refresh_from_db()
+    assert (study.name, study.run_on, study.priority) == ("s", "", Priority.NORMAL), "all or nothing"
+    assert set(study.runs.values_list("run_on", flat=True)) == {""}
+    study.runs.all().delete()
+    with pytest.raises(services.Invalid, match="This fleet has no worker “gone”"):
+        queueing.change_study(study=study, user=alice, run_on="worker:gone")
+    with pytest.raises(PermissionDenied):
+        queueing.change_study(study=study, user=bob, run_on="worker:yard-a")
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has one writer at a time")
+@pytest.mark.django_db(transaction=True)
+def test_a_run_that_joins_a_study_while_that_is_put_elsewhere_goes_there(alice: Any) -> None:
+    study = create_matrix(owner=alice, name="s", base=factory.BASE, strategies=["single", "dp"], devices=2)
+    (first, *others), joined = study.runs.order_by("pk"), threading.Event()
+
+    def join() -> None:
+        try:
+            joining.submit(owner=alice, study=study, request={"spec": spec()}, also=lambda _: wait_for_the_other())
+        finally:
+            connection.close()
+
+    def wait_for_the_other() -> None:
+        joined.set()
+        for _ in range(500):  # until the other transaction waits for a lock of this one
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+                if cursor.fetchone()[0]:
+                    return
+            time.sleep(0.01)
+
+    def change() -> None:
+        try:
+            joined.wait(30)
+            queueing.change(run=first, user=alice, run_on="worker:yard-b")
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(join), pool.submit(change)]:
+            done.result()
+    assert list(study.runs.values_list("run_on", flat=True)) == ["worker:yard-b"] * (len(others) + 2)
+
+
+def test_what_is_run_again_or_requeued_reads_the_place_of_its_study_after_it_has_locked_it(alice: Any) -> None:
+    study = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
+    Study.objects.filter(pk=study.pk).update(run_on="worker:yard-a", priority=Priority.LOW)  # since it was read
+    assert study.run_on == ""
+    again = reruns.run_again(study=study, user=alice, which=list)
+    assert {(run.run_on, run.priority) for run in again} == {("worker:yard-a", Priority.LOW)}
+
+
 def test_what_of_a_study_does_not_fit_where_it_is_to_go_is_refused_or_left_out(alice: Any) -> None:
     asked = {"owner": alice, "name": "s", "base": spec(), "field": "parallel.dp", "values": ["2", "4"]}
     study = create_sweep(**asked, queue=in_queue("worker:yard-c"))
@@ -349,6 +438,25 @@ def test_the_api_makes_studies_with_a_place_and_their_runs_take_no_other(client:
     for field, other in (("run_on", "worker:yard-a"), ("run_on", ""), ("priority", "normal")):
         wrong = post(client, {"spec": TINY, "study": study, field: other}, headers)
         assert wrong.status_code == 422 and set(wrong.json()["error"]["fields"]) == {field}
+
+
+def test_the_api_shows_and_changes_place_and_priority_of_a_study(client: Client, alice: Any, admin: Any) -> None:
+    study = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
+    added = joining.submit(owner=alice, study=study, request={"spec": spec()})
+    address, mine = f"/api/v1/studies/{study.pk}", bearer(alice, Scope.SUBMIT)
+
+    def patch(body: Any, headers: Any) -> Any:
+        return client.patch(address, json.dumps(body), content_type="application/json", headers=headers)
+
+    changed = patch({"run_on": "worker:yard-a"}, mine).json()["data"]
+    assert (changed["run_on"], changed["priority"], changed["name"]) == ("worker:yard-a", "normal", study.name)
+    assert patch({"priority": "high"}, mine).json()["error"]["fields"].keys() == {"priority"}
+    assert patch({"run_on": "worker:x", "name": " "}, mine).json()["error"]["fields"].keys() == {"run_on", "name"}
+    assert patch({"priority": "high"}, bearer(admin, Scope.SUBMIT)).status_code == 200
+    added.refresh_from_db()
+    assert (added.run_on, added.priority) == ("worker:yard-a", Priority.HIGH)
+    (listed,) = client.get("/api/v1/studies", headers=mine).json()["data"]
+    assert (listed["run_on"], listed["priority"]) == ("worker:yard-a", "high")
 
 
 def test_a_retry_keeps_place_and_priority(alice: Any) -> None:
