@@ -25,7 +25,7 @@ class Claimed(Exception):
 
 
 class Claim:
-    """The claim of this database's yard on the broker."""
+    """The claim of this database's yard on the broker. That it was refused is kept in the database, for the pages."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
@@ -38,7 +38,11 @@ class Claim:
             return
         own = yard_uid()
         if not self._redis.set(YARD, own, nx=True) and (other := self._holder()) != own:
-            raise Claimed(_words(other, own))
+            said = _words(other, own)
+            Yard.objects.update(refused=said)
+            raise Claimed(said)
+        if self._held_at < 0:
+            Yard.objects.exclude(refused="").update(refused="")
         self._held_at = time.monotonic()
 
     def forget(self) -> None:
@@ -49,6 +53,7 @@ class Claim:
         """Makes the broker this yard's, whoever had it; returns a sentence about that. Raises redis.RedisError."""
         before, own = self._holder(), yard_uid()
         self._redis.set(YARD, own)
+        Yard.objects.update(refused="")
         whose = f", which was that of yard {before}," if before not in ("", own) else ""
         return f"The broker at {address_of(settings.REDIS_URL)}{whose} is this yard's now."
 

@@ -13,7 +13,7 @@ from typing import Any
 from django.utils import timezone
 
 from dashboard.ages import span
-from dashboard.fleet.models import ControllerState
+from dashboard.fleet.models import ControllerState, Yard
 from workers.contract import HEARTBEAT_S
 
 STAMP_EVERY_S = HEARTBEAT_S
@@ -49,6 +49,17 @@ def away_sentence() -> str:
         return ""
     rest = "nothing is placed or recorded until it is back; training goes on."
     return f"The controller has not been heard for {span(seconds)}: {rest}"
+
+
+def refused_sentence(whole: bool) -> str:
+    """That the controller may not use the broker, as it is another yard's; '' if it may. The `whole` text says whose it
+    is and what to change."""
+    said = Yard.objects.values_list("refused", flat=True).first() or ""
+    if not said or whole:
+        return said and f"The controller is not at work. {said}"
+    return (
+        "The controller is not at work: the broker is that of another yard. An administrator can give this one its own."
+    )
 
 
 def is_at_work() -> bool:

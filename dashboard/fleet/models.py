@@ -109,6 +109,8 @@ class Yard(models.Model):
     """The one row that says which yard this is, also after it was restored from a backup (see `control.claim`)."""
 
     uid = models.CharField(max_length=32, default=new_uid, editable=False)
+    refused = models.TextField(blank=True, editable=False)
+    """Why its controller ended: the broker is another yard's. '' once it may use it again."""
 
 
 class Leftover(models.Model):

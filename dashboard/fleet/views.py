@@ -15,6 +15,7 @@ from dashboard.accounts.roles import may_change
 from dashboard.fleet import dead_letters, listening, refusals, selectors, services
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
+from dashboard.fleet.usable import Usable
 from dashboard.live.changes import priced
 from dashboard.runs import link_views
 from dashboard.runs.models import Run
@@ -105,8 +106,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     profiles = [view.profiles for view in workers if view.profiles is not None]
     return {
         "workers": workers,
-        "devices": sum(not worker.silent or device.run is not None for worker in workers for device in worker.every),
-        "busy": sum(device.run is not None for worker in workers for device in worker.every),
+        "usable": Usable.of(workers),
         "queue": [_queue_line(group, waits, request.user) for group in groups[:QUEUE_SHOWN]],
         "queue_shown": sum(map(len, groups[:QUEUE_SHOWN])),
         "queued": len(order),
@@ -119,6 +119,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         "may_withdraw": {profile.pk for profile in profiles if may_change(request.user, profile)},
         "refusals": refusals.lately() if staff else [],
         "away": listening.away_sentence(),
+        "refused": listening.refused_sentence(staff),
         "failing": listening.failing_sentences() if staff else [],
         "set_aside": dead_letters.set_aside() if staff else ([], 0),
     }

@@ -13,7 +13,7 @@ from dashboard.ages import span
 from dashboard.control.finding import Wait
 from dashboard.control.hosts import Host, Request
 from dashboard.control.placement import plan
-from dashboard.fleet.listening import away_for
+from dashboard.fleet.listening import away_for, refused_sentence
 from dashboard.fleet.selectors import FleetSnapshot, hosts, kind_of
 from dashboard.fleet.words import apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
@@ -178,11 +178,18 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
     order = queue_order()
     if up_to in order:
         order = order[: order.index(up_to) + 1]
-    if order and (seconds := away_for()) is not None:
-        said = f"Waits for the controller, which has not been heard for {span(seconds)}."
+    if order and (said := _for_controller()):
         return {pk: Waiting(said, ahead) for ahead, pk in enumerate(order)}
     out = {pk: Waiting(f"Waits for its turn: {ahead} runs ahead.", ahead) for ahead, pk in enumerate(order)}
     return out | _planned(queued_runs(order[:PLANNED]))
+
+
+def _for_controller() -> str:
+    """What all queued runs wait for while no controller is at work; '' while one is."""
+    if refused_sentence(False):
+        return "Waits for the controller, which is not at work: the broker is that of another yard."
+    seconds = away_for()
+    return "" if seconds is None else f"Waits for the controller, which has not been heard for {span(seconds)}."
 
 
 def _planned(runs: list[Run]) -> dict[int, Waiting]:

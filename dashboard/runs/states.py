@@ -204,7 +204,8 @@ def _requeue(attempt: Attempt, detail: str, changes: dict[str, Any]) -> Run:
     does by now, at no higher priority than that.
     """
     now = Run.objects.get(pk=attempt.run_id)
-    if (study := Study.objects.select_for_update().filter(pk=now.study_id).first()) is not None:
+    if now.study_id is not None:
+        study = Study.objects.select_for_update().get(pk=now.study_id)  # somebody may be changing its place
         changes = {**changes, "run_on": study.run_on, "priority": min(study.priority, now.priority)}
     run = _move(attempt.run_id, ACTIVE, State.QUEUED, detail=detail, started_at=None, **changes)
     record(run, "requeued", detail, attempt)

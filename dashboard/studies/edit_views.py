@@ -33,7 +33,7 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
         if form.is_valid():
             place = {name: value for name, value in form.cleaned_data.items() if name in request.POST}
             try:
-                editing.edit(study=study, user=request.user, **values, **place)
+                editing.edit(study=study, user=request.user, name=values["name"], notes=values["notes"], **place)
             except services.Invalid as error:
                 errors = error.field_errors
                 for name in form.fields.keys() & errors.keys():

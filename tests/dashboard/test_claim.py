@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import Any
 import pytest
 import redis
 from django.core.management import CommandError, call_command
+from django.test import Client
 
 from dashboard.control import claim
 from dashboard.control.claim import Claimed, yard_uid
 from dashboard.control.controller import Controller
+from dashboard.fleet.listening import refused_sentence
 from dashboard.fleet.models import Worker, Yard
+from dashboard.runs import queue
 from dashboard.yard.processes import last_line
+from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer
 from workers.contract import EVENTS, YARD
 
@@ -38,9 +43,11 @@ def handlers() -> Iterator[None]:
 
 
 def test_a_controller_leaves_the_broker_of_another_yard_alone(
-    broker: redis.Redis, peer: Peer, controller: Controller, tmp_path: Path
+    broker: redis.Redis, peer: Peer, controller: Controller, tmp_path: Path, client: Client, bob: Any, admin: Any
 ) -> None:
+    client.force_login(bob)
     controller.turn()
+    assert "is that of another yard" not in client.get("/fleet/").content.decode()
     first = yard_uid()
     assert broker.get(YARD) == first.encode()
     Yard.objects.all().delete()  # as in the database of another yard
@@ -51,10 +58,16 @@ def test_a_controller_leaves_the_broker_of_another_yard_alone(
     assert "TRAINYARD_REDIS_URL" in str(caught.value) and "--take-over" in str(caught.value)
     (tmp_path / "controller.log").write_text(said := f"CommandError: {caught.value}")
     assert last_line(tmp_path / "controller.log") == said, "./run prints all of it"
+    shown = html.unescape(client.get("/fleet/").content.decode())
+    assert "The controller is not at work: the broker is that of another yard." in shown and "--take-over" not in shown
+    client.force_login(admin)
+    assert f"The controller is not at work. {caught.value}" in html.unescape(client.get("/fleet/").content.decode())
+    assert queue.waiting(factory.queued(admin)).sentence.endswith("not at work: the broker is that of another yard.")
     assert yard_uid() != first and broker.xlen(EVENTS) == 2 and not Worker.objects.exists() and not peer.orders()
     Yard.objects.update(uid=first)  # as restored from its backup
     Controller().turn()
     assert Worker.objects.exists() and peer.orders()
+    assert "is that of another yard" not in client.get("/fleet/").content.decode()
 
 
 def test_a_broker_that_was_emptied_is_claimed_again(
@@ -79,6 +92,7 @@ def test_a_controller_that_works_ends_when_another_yard_takes_its_broker_over(
         call_command("controller")
     call_command("controller", "--take-over")
     assert f", which was that of yard {first}, is this yard's now." in capsys.readouterr().out
+    assert not refused_sentence(True)
     controller.turn()
     Yard.objects.update(uid=first)
     with pytest.raises(Claimed):

@@ -15,6 +15,7 @@ from dashboard.control.controller import Controller
 from dashboard.fleet import selectors
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import timeline
+from dashboard.fleet.usable import Usable
 from dashboard.ledger import services as ledger
 from dashboard.live.changes import COST
 from dashboard.runs.models import Attempt, Run, State
@@ -107,11 +108,15 @@ def test_what_a_worker_last_said_is_not_told_as_if_it_were_now(client: Client, b
     client.force_login(bob)
     said = page(client)
     assert said.count("takes no new run") == 2 and "used by others" not in said
-    assert "0 of 2 devices busy" in said and "device-meter" in said and "when last heard" not in said
+    assert (
+        "No device takes runs now; 0 runs queued." in said and "2 devices of yard-a take no run: it is leaving." in said
+    )
+    assert "device-meter" in said and "when last heard" not in said
     host.heartbeat_at = timezone.now() - timedelta(minutes=5)
     host.save()
     said = page(client)
-    assert "0 of 0 devices busy" in said and "when last heard: load" in said
+    assert "No device takes runs now" in said and "2 devices of yard-a take no run: it has left." in said
+    assert "when last heard: load" in said
     assert "device-meter" not in said and ">free<" not in said
 
 
@@ -286,6 +291,10 @@ def test_a_gpu_that_cannot_be_used_is_told_and_gets_no_run(
     client.force_login(alice)
     said = page(client)
     assert f"cpu 1 (core &lt;1&gt;) cannot be used, so no new run starts on it. {why}" in said
+    assert (
+        f'0 of 1 device busy; 1 run queued.</p>\n  <p class="small sub">1 device of yard-a cannot be used. {why}'
+        in said
+    )
     assert Run.objects.get(pk=run.pk).state == State.QUEUED
     peer.devices = 2
     peer.beat()
@@ -303,13 +312,37 @@ def test_a_run_on_a_device_that_cannot_be_used_any_more_is_still_shown_there(cli
     Worker.objects.update(devices=[], unusable=lost)
     client.force_login(alice)
     said = page(client)
-    assert "1 of 2 devices busy" in said and "It reported no devices." not in said
+    assert "1 of 1 device busy" in said and "It reported no devices." not in said
     assert f'class="device-run" href="/runs/{run.pk}/">held on</a>' in said
     assert '<span class="sub device-run">cannot be used</span>' in said and "device-meter" not in said
     (bar,) = (bar for row in timeline(selectors.workers(), 1).rows for bar in row.bars)
     assert bar.run == run and said.count('class="lane-name small"') == 2
     Worker.objects.update(unusable=[])
     assert "It reported no devices." in page(client)
+
+
+def test_only_devices_that_could_be_given_to_a_run_are_counted_with_why_the_others_are_not(alice: Any) -> None:
+    for name in ("yard-a", "yard-b", "yard-c"):
+        factory.worker(name, devices=3)
+    first = Worker.objects.get(name="yard-a")
+    why = "It is lost."
+    lost = [{"index": i, "kind": "cpu", "name": f"core {i}", "why": why} for i in (3, 4)]
+    Worker.objects.filter(pk=first.pk).update(unusable=lost)
+    factory.start(factory.queued(alice, {"dp": 2}))
+    (holder,) = {node["worker"] for attempt in Attempt.objects.all() for node in attempt.devices}
+    assert holder == "yard-a"
+    Worker.objects.filter(name="yard-b").update(draining=True)
+    Worker.objects.filter(name="yard-c").update(heartbeat_at=timezone.now() - timedelta(hours=1))
+    found = Usable.of(selectors.workers())
+    assert (found.busy, found.devices) == (2, 3)
+    assert found.others == [
+        "2 devices of yard-a cannot be used. It is lost.",
+        "3 devices of yard-b take no run: it is draining.",
+        "3 devices of yard-c take no run: it is silent.",
+    ]
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    found = Usable.of(selectors.workers())
+    assert (found.busy, found.devices) == (2, 2) and found.others[0].startswith("3 devices of yard-a take no run")
 
 
 def test_devices_are_shown_by_number_whether_they_can_be_used_or_not(alice: Any) -> None:
