@@ -147,7 +147,8 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
     step = asked if asked is not None and asked in steps else first
     name = _name_of_next(run, f"from step {step}")
     spec = resuming.with_steps_left(run.spec, step)
-    form = _initial(spec, {"run": pk, "step": step}, run, name=name, tags=", ".join(run.tags))
+    words = {"name": name, "tags": ", ".join(run.tags), "retries": retries_at_first(run)}
+    form = _initial(spec, {"run": pk, "step": step}, run, **words)
     return _form_page(request, form, **_resumed({"run": pk, "step": step}), longer=spec != run.spec)
 
 

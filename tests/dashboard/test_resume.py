@@ -120,6 +120,8 @@ def test_resume_as_fills_the_form(member: Client, saved: Run) -> None:
     assert f"/runs/{saved.pk}/resume" in member.get(f"/runs/{saved.pk}/").content.decode()
     page = member.get(f"/runs/{saved.pk}/resume").content.decode()
     assert f'value="{saved.pk}:20"' in page and "Resume “" in page
+    Run.objects.filter(pk=saved.pk).update(retries_left=2)
+    assert member.get(f"/runs/{saved.pk}/resume").context["form"]["retries"].value() == 2
     assert f'value="{saved.pk}:10"' in member.get(f"/runs/{saved.pk}/resume?step=10").content.decode()
 
 
