@@ -18,6 +18,7 @@ from dashboard.api.waiting import MOST_S
 from dashboard.json_values import clean
 from dashboard.runs import field_terms, generating, queueing, removal, resuming, selectors, services, submission
 from dashboard.runs import priority as levels
+from dashboard.runs import run_on as places
 from dashboard.runs.damaged import damaged
 from dashboard.runs.list_views import as_row
 from dashboard.runs.listing import EXAMPLE, moment
@@ -182,15 +183,17 @@ def generate(request: HttpRequest, run_id: RunId, payload: s.GenerateIn, key: Ke
     """Queues a run that generates text from a checkpoint of this one. 422 with a message by field."""
     require_member(request)
     run = run_of(run_id)
-    asked = payload.model_dump(exclude={"step", "tp", "pp", "dp", "name", "ids", "prompt"})
+    asked = payload.model_dump(exclude={"step", "tp", "pp", "dp", "name", "ids", "prompt", "run_on", "priority"})
     step = payload.step if payload.step is not None else resuming.first_choice(run) or 0
     asked |= {"prompt": _prompt(run, payload)}
-    split = generating.Split(payload.tp, payload.pp, payload.dp)
+    on, unread = places.read(payload.run_on)
+    if unread:
+        raise services.Invalid({places.FIELD: unread})
+    more: dict[str, Any] = {"split": generating.Split(payload.tp, payload.pp, payload.dp), "name": payload.name}
+    more |= {"on": on, "priority": levels.read(payload.priority) or 0}
 
     def make(also: services.Also) -> Run:
-        return generating.submit(
-            owner=request.user, run=run, step=step, request=asked, split=split, name=payload.name, also=also
-        )
+        return generating.submit(owner=request.user, run=run, step=step, request=asked, also=also, **more)
 
     try:
         status, made = made_once(request, key, payload.model_dump_json().encode(), RUNS, make)

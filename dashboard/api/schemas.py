@@ -139,6 +139,8 @@ class GenerateIn(Schema):
     pp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
     dp: Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)] = 1
     name: Annotated[str, Field(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] = ""
+    run_on: RunOn = ""
+    priority: PriorityName = "normal"
 
 
 class RunOut(Schema):

@@ -13,12 +13,16 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.guards import member_required
 from dashboard.fields import Choice
+from dashboard.fleet.run_on import RunOn
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
 from dashboard.runs import generate_panel, generating, resuming, services
+from dashboard.runs import run_on as places
 from dashboard.runs.damaged import damaged
 from dashboard.runs.form_words import in_form_words
 from dashboard.runs.models import Run
 from dashboard.runs.panel import Panel
+from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
 from dashboard.runs.text_fields import NUMBER, TextFields
 from parallel_core import limits
 from parallel_core.analysis.generated import text
@@ -38,6 +42,8 @@ class GenerateForm(TextFields):
     dp = forms.CharField(
         label="Data parallel", initial="1", required=False, help_text="replicas that share out the texts"
     )
+    run_on = run_on_field()
+    priority = PriorityField()
     field_order = ("step",)
 
     def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
@@ -54,10 +60,11 @@ class GenerateForm(TextFields):
         if weights:
             step.choices = [*step.choices, ("0", f"the weights {weights}, before the first step")]
         self.suit(run.spec["model"])
+        offer(self, FleetSnapshot.now())
         for name, made in self.fields.items():
             described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
             made.widget.attrs |= {"aria-describedby": described}
-            if name not in ("step", "prompt"):
+            if isinstance(made, forms.CharField) and name != "prompt":
                 made.widget.attrs |= NUMBER
 
     def shown(self) -> dict[str, Any]:
@@ -72,7 +79,8 @@ class GenerateForm(TextFields):
             return None
         try:
             step, request, split = self._asked()
-            return generating.submit(owner=owner, run=self.run, step=step, request=request, split=split)
+            asked: dict[str, Any] = {"on": self._chosen(), "priority": self.cleaned_data["priority"]}
+            return generating.submit(owner=owner, run=self.run, step=step, request=request, split=split, **asked)
         except services.Invalid as error:
             self._show(error.field_errors)
         except ValueError as error:
@@ -86,14 +94,14 @@ class GenerateForm(TextFields):
         if not self.cleaned_data["prompt"]:
             return Panel(memory="Memory depends on the length of the prompt: type one.")
         try:
-            step, request, split = self._asked()
+            (step, request, split), on = self._asked(), self._chosen()
             spec = generating.spec_of(self.run, split, step)
         except services.Invalid as error:
             return self._refused(error.field_errors)
         except ValueError as error:
             return self._refused({"prompt": str(error)})
         found = read_request(request, spec)
-        check = generating.fleet_check(spec, generating.begins_from(self.run, step))
+        check = generating.fleet_check(spec, generating.begins_from(self.run, step), on)
         errors = {**found.errors, **generating.lost_weights(spec), **generating.crowded(split, check)}
         if found.request is None or errors:
             return self._refused(errors)
@@ -111,6 +119,13 @@ class GenerateForm(TextFields):
         asked = self.cleaned_data
         degrees = {name: _degree(name, asked[name].strip() or "1") for name in generating.Split._fields}
         return int(asked["step"]), self.request(self.vocab), generating.Split(**degrees)
+
+    def _chosen(self) -> RunOn:
+        """The devices that were chosen in a valid form. Raises services.Invalid at `run_on`."""
+        on, unread = places.read(self.cleaned_data["run_on"])
+        if unread:
+            raise services.Invalid({places.FIELD: unread})
+        return on
 
     def _show(self, errors: Mapping[str, str]) -> None:
         for path, message in errors.items():
@@ -182,4 +197,4 @@ def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
     prompt = text(like.task["prompt"], run.spec["model"]["vocab"])
     split = {name: str(like.spec["parallel"][name]) for name in generating.Split._fields}
     numbers = {name: str(like.task.get(name, 0)) for name in ("new", "samples", "temperature", "top_k", "seed")}
-    return {"step": str(like.resume_step or 0), "prompt": prompt, **split, **numbers}
+    return {"step": str(like.resume_step or 0), "prompt": prompt, "run_on": like.run_on, **split, **numbers}

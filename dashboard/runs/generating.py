@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import generate_panel, resuming, selectors, services, submission, weights
+from dashboard.runs import run_on as places
 from dashboard.runs.models import RankInfo, Run
 from parallel_core import limits
 from parallel_core.analysis.generated import (
@@ -130,12 +132,14 @@ def submit(
     request: Mapping[str, Any],
     split: Split = ONE,
     name: str = "",
+    on: RunOn = ANYWHERE,
+    priority: int = 0,
     also: services.Also = services.nothing_else,
 ) -> Run:
     """Queues a run that generates from `run`'s checkpoint of `step`, on the host that has it or on hosts that share its
-    folder; `also` gets it.
+    folder, and there on the devices chosen (`on`); `also` gets it.
 
-    Raises services.Invalid with a message by field (`step`, those of Split, or of
+    Raises services.Invalid with a message by field (`step`, `run_on`, `priority`, those of Split, or of
     parallel_core.generation_request.TextRequest).
     """
     begins = begins_from(run, step)
@@ -143,7 +147,7 @@ def submit(
         raise services.Invalid({"step": gone})
     spec = spec_of(run, split, step)
     found = read_request(request, spec)
-    errors = {**found.errors, **lost_weights(spec), **crowded(split, fleet_check(spec, begins))}
+    errors = {**found.errors, **lost_weights(spec), **crowded(split, fleet_check(spec, begins, on))}
     if found.request is None or errors:
         raise services.Invalid(errors)
     start = text(found.request["prompt"], spec.model.vocab)
@@ -155,6 +159,8 @@ def submit(
         name=made,
         resume_from=begins,
         task=dict(found.request),
+        run_on=str(on),
+        priority=priority,
     )
 
 
@@ -164,16 +170,18 @@ def lost_weights(spec: RunSpec) -> dict[str, str]:
     return {"step": " ".join(found.values())} if found else {}
 
 
-def fleet_check(spec: RunSpec, begins: ResumeFrom | None) -> submission.FleetCheck:
-    """What the fleet says to a run that generates text from the checkpoint `begins`, or from the weights that the spec
-    names."""
-    return submission.fleet_check(spec, FleetSnapshot.now(), begins=begins, task="generate")
+def fleet_check(spec: RunSpec, begins: ResumeFrom | None, on: RunOn = ANYWHERE) -> submission.FleetCheck:
+    """What the devices chosen of the fleet say to a run that generates text from the checkpoint `begins`, or from the
+    weights that the spec names."""
+    return submission.fleet_check(spec, FleetSnapshot.now().narrowed(on), begins=begins, task="generate")
 
 
 def crowded(split: Split, check: submission.FleetCheck) -> dict[str, str]:
-    """Why no workers can hold so many ranks, at the field with the largest degree; {} if some can."""
+    """Why no workers can hold so many ranks, at the field with the largest degree, or why those chosen cannot, at
+    `run_on`; {} if some can."""
     wide = max(Split._fields, key=lambda name: getattr(split, name))
-    return {wide: " ".join(check.errors.values())} if check.errors else {}
+    at = places.FIELD if places.FIELD in check.errors else wide
+    return {at: " ".join(check.errors.values())} if check.errors else {}
 
 
 def spec_of(run: Run, split: Split, step: int | None = None) -> RunSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from datetime import timedelta
@@ -14,7 +15,9 @@ from django.utils import timezone
 
 from dashboard.api.models import Scope
 from dashboard.control.dispatch import start_message
+from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import hosts
 from dashboard.runs import queue, states
 from dashboard.runs.models import Attempt, Run, State
 from parallel_core.observe.records import encode
@@ -244,6 +247,50 @@ def test_only_devices_where_the_checkpoint_is_count(client: Client, source: Run)
     said = client.post(f"/runs/{source.pk}/generate/check", wide).content.decode()
     assert "the largest worker that has its files (yard-a) has 2." in said
     assert "A device has 4 GiB less" in client.post(f"/runs/{source.pk}/generate/check", FORM).content.decode()
+
+
+def test_it_goes_to_the_devices_that_were_chosen_for_it(client: Client, alice: Any, source: Run) -> None:
+    """Of a worker with two types of them; the panel judges for the chosen ones, and so does the API."""
+    worker = Worker.objects.get()
+    old, new = worker.devices
+    new["memory_total"] = old["memory_total"] // 2
+    worker.devices = [{**old, "name": "old, core 0"}, {**new, "name": "new, core 1"}]
+    worker.save()
+    address = f"/runs/{source.pk}/generate"
+    assert '<option value="type:new">new: 1 device of 1 worker</option>' in client.get(address).content.decode()
+    rooms = [
+        re.search(r"A device has ([^.]+)", client.post(f"{address}/check", {**FORM, "run_on": on}).content.decode())
+        for on in ("type:old", "type:new")
+    ]
+    assert rooms[0] and rooms[1] and rooms[0][1] != rooms[1][1]
+    for on, told in (
+        ("type:new", "Of new the fleet has 1 CPU device for one run; 2 are needed."),
+        ("worker:x", "no worker “x”"),
+    ):
+        refused = client.post(address, {**FORM, "pp": "2", "run_on": on})
+        page = html.unescape(refused.content.decode())
+        at = page.index('id="error-run_on"')
+        assert refused.status_code == 422 and told in page[at : at + 300]
+        assert told in html.unescape(
+            client.post(f"{address}/check", {**FORM, "pp": "2", "run_on": on}).content.decode()
+        )
+    assert client.post(address, {**FORM, "priority": "high"}).status_code == 422
+    assert client.post(address, {**FORM, "run_on": "type:new", "priority": "low"}).status_code == 302
+    made = Run.objects.latest("pk")
+    assert (made.run_on, made.priority_word) == ("type:new", "low priority")
+    (request,) = queue.requests([made])
+    ((_, (share,)),) = plan([request], hosts()).placed
+    assert share.devices == (1,)
+    assert '<option value="type:new" selected>' in client.get(f"{address}?like={made.pk}").content.decode()
+    sent = {"prompt": "def ", "new": 5, "run_on": "type:new", "priority": "low"}
+    headers = bearer(alice, Scope.SUBMIT)
+    answer = client.post(f"/api/v1{address}", json.dumps(sent), content_type="application/json", headers=headers)
+    assert answer.status_code == 201 and answer.json()["data"]["run_on"] == "type:new"
+    assert answer.json()["data"]["priority"] == "low"
+    for field, value in (("run_on", "worker:x"), ("run_on", "x"), ("priority", "high")):
+        body = json.dumps({**sent, field: value})
+        answer = client.post(f"/api/v1{address}", body, content_type="application/json", headers=headers)
+        assert answer.status_code == 422 and set(answer.json()["error"]["fields"]) == {field}
 
 
 @pytest.mark.parametrize(
