@@ -255,6 +255,8 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
     if not awaited:
         return "Starts now."
     names = listed_text([host.name for host in awaited])
+    if why is Wait.WHOLE_HOST and not asks.exclusive:
+        return f"Waits for {run.devices} {word}: a timed run has {names} to itself."
     if why is Wait.WHOLE_HOST:
         return f"Waits for {run.devices} {word}: {names} must be idle, as timed runs share a host with nothing."
     if why is Wait.RESERVED:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from difflib import get_close_matches
 
+from dashboard.ages import ago
 from dashboard.control.hosts import Request
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
-from dashboard.fleet.selectors import FleetSnapshot, devices_of, idle_host, types_of
+from dashboard.fleet.selectors import FleetSnapshot, age_of, devices_of, idle_host, types_of
 from dashboard.fleet.words import WORDS
-from dashboard.runs.spreading import state_of, word_of
+from dashboard.runs.spreading import SILENT, state_of, word_of
 from parallel_core.analysis.quantities import listed_text, plural_text
 
 FIELD = "run_on"
@@ -127,10 +128,16 @@ def waits_for_choice(asks: Request, fleet: FleetSnapshot) -> str:
     if not having:
         reads = listed_text(asks.needs)
         return f"It was to run on {asks.on.text}, but what it reads is on {reads}. Choose where it runs."
-    states = [(worker.name, state_of(worker, fleet.whole) or "about to report") for worker in having]
+    states = [(worker.name, _state(worker, fleet.whole)) for worker in having]
     if asks.on.worker:
         return f"Waits for {asks.on.text}, chosen for it, which is {states[0][1]}."
     return f"Waits for {asks.on.text}, chosen for it: {listed_text([f'{name} is {state}' for name, state in states])}."
+
+
+def _state(worker: Worker, fleet: FleetSnapshot) -> str:
+    """Why the worker takes no run; of a silent one also when it was heard."""
+    state, age = state_of(worker, fleet), age_of(worker)
+    return f"{state} (heard {ago(age)})" if state == SILENT and age is not None else state or "about to report"
 
 
 def too_few_text(asks: Request, fleet: FleetSnapshot) -> str:

@@ -26,6 +26,8 @@ MOST_HOSTS = 64
 FILE_WORDS = {"tokens": "token file", "images": "image file"}
 """What files of each kind of FILE_CORPORA are called."""
 _TELLING = {"tokens": ("tokens", "vocab"), "images": ("images", "height", "width", "channels", "classes")}
+SILENT = "silent"
+"""The state of a worker that does not report."""
 FITS_NOWHERE = "Cancel it and change it, or queue it although it is predicted not to fit."
 
 
@@ -354,7 +356,7 @@ def _could(host: Host, request: Request) -> bool:
 def state_of(worker: Worker, fleet: FleetSnapshot) -> str:
     """Why the worker takes no runs; '' if it does."""
     if worker not in fleet.reporting:
-        return "silent"
+        return SILENT
     if worker.clashes:
         return "a name that two workers use"
     return "draining" if worker.draining else "leaving" if worker.leaving else ""

@@ -22,7 +22,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import queue, queueing, run_on, selectors, services, states, submission
-from dashboard.runs.models import Event, Run
+from dashboard.runs.models import Event, Run, State
 from dashboard.runs.priority import Priority
 from dashboard.studies import joining, reruns
 from dashboard.studies.models import Study
@@ -160,7 +160,20 @@ def test_a_run_says_that_it_waits_for_the_devices_that_were_chosen(alice: Any) -
     Worker.objects.filter(name="yard-a").update(draining=True)
     assert sentence(run) == "Waits for worker yard-a, chosen for it, which is draining."
     Worker.objects.filter(name="yard-a").update(heartbeat_at=timezone.now() - timedelta(hours=1))
-    assert sentence(run) == "Waits for worker yard-a, chosen for it, which is silent."
+    assert sentence(run) == "Waits for worker yard-a, chosen for it, which is silent (heard 1 h ago)."
+
+
+def test_who_is_to_be_alone_and_who_waits_for_that_are_told_apart(alice: Any) -> None:
+    timed, plain = (factory.queued(alice, exclusive=exclusive, run_on="worker:yard-a") for exclusive in (True, False))
+    nodes = [{"worker": "yard-a", "devices": [0], "first_rank": 0}]
+    other = factory.queued(alice)
+    states.place(other, nodes, Worker.objects.get(name="yard-a"))
+    assert sentence(timed).startswith(
+        "Waits for 1 CPU device: yard-a must be idle, as timed runs share a host with nothing"
+    )
+    factory.end(other, State.SUCCEEDED)
+    states.place(timed, nodes, Worker.objects.get(name="yard-a"))
+    assert sentence(plain) == "Waits for 1 CPU device: a timed run has yard-a to itself."
 
 
 def test_a_run_says_that_its_choice_has_become_impossible(alice: Any) -> None:
