@@ -292,7 +292,7 @@ def test_a_gpu_that_cannot_be_used_is_told_and_gets_no_run(
     said = page(client)
     assert f"cpu 1 (core &lt;1&gt;) cannot be used, so no new run starts on it. {why}" in said
     assert (
-        f'0 of 1 device busy; 1 run queued.</p>\n  <p class="small sub">1 device of yard-a cannot be used. {why}'
+        f'0 of 1 usable device busy; 1 run queued.</p>\n  <p class="small sub">1 device of yard-a cannot be used. {why}'
         in said
     )
     assert Run.objects.get(pk=run.pk).state == State.QUEUED
@@ -312,7 +312,7 @@ def test_a_run_on_a_device_that_cannot_be_used_any_more_is_still_shown_there(cli
     Worker.objects.update(devices=[], unusable=lost)
     client.force_login(alice)
     said = page(client)
-    assert "1 of 1 device busy" in said and "It reported no devices." not in said
+    assert "1 of 1 usable device busy" in said and "It reported no devices." not in said
     assert f'class="device-run" href="/runs/{run.pk}/">held on</a>' in said
     assert '<span class="sub device-run">cannot be used</span>' in said and "device-meter" not in said
     (bar,) = (bar for row in timeline(selectors.workers(), 1).rows for bar in row.bars)
