@@ -11,8 +11,9 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from dashboard.runs import services
+from dashboard.runs import queueing, services
 from dashboard.runs.models import Run, State
+from dashboard.runs.priority import Priority
 from dashboard.studies import fit, fit_runs, fit_views
 from dashboard.studies.fit_views import LIVE_PARTS
 from dashboard.studies.models import Study
@@ -331,6 +332,24 @@ def test_a_study_that_is_removed_while_a_trial_is_predicted_ends_quietly(
     monkeypatch.setattr(services, "prepare", slow)
     fit_runs.advance()
     assert not Run.objects.exists()
+
+
+def test_a_trial_goes_where_its_study_was_put_while_it_was_predicted(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = dict.fromkeys(predictions(study), 1)
+    for run in study.runs.all():
+        end(run, ends)
+    prepare = services.prepare
+
+    def beside_a_change(**orders: Any) -> Any:
+        queueing.change_study(study=study, user=study.owner, run_on="worker:yard-a", priority=Priority.LOW)
+        return prepare(**orders)
+
+    monkeypatch.setattr(services, "prepare", beside_a_change)
+    fit_runs.advance()
+    trials = study.runs.filter(state=State.QUEUED)
+    assert set(trials.values_list("run_on", "priority")) == {("worker:yard-a", Priority.LOW)}
 
 
 def test_a_trial_that_was_queued_meanwhile_is_not_queued_again(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -338,7 +338,7 @@ def test_a_run_that_joins_a_study_while_that_is_put_elsewhere_goes_there(alice: 
     assert list(study.runs.values_list("run_on", flat=True)) == ["worker:yard-b"] * (len(others) + 2)
 
 
-def test_what_is_run_again_or_requeued_reads_the_place_of_its_study_after_it_has_locked_it(alice: Any) -> None:
+def test_what_is_run_again_goes_where_its_study_went_since_that_was_read(alice: Any) -> None:
     study = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
     Study.objects.filter(pk=study.pk).update(run_on="worker:yard-a", priority=Priority.LOW)  # since it was read
     assert study.run_on == ""
