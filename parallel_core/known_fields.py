@@ -3,7 +3,8 @@
 A worker refuses a spec with a field that its version lacks, even at its default, and stored specs contain all fields.
 So a worker announces the fields that were added after EARLIEST; a run that needs no others is sent to it without the
 rest, and any other run waits for a newer worker. This is exact because a new field's default is what versions without
-the field do. One is not (`ABSENT`): a run with either value is sent, and there has that of those versions.
+the field do. One is not (`ABSENT`): a run with either value is sent, and there has that of those versions. Values that
+are new in a field that workers know are announced, too (`CORPORA`).
 """
 
 from __future__ import annotations
@@ -37,22 +38,34 @@ EARLIEST = frozenset(f"{section}.{name}" for section, words in _FIRST.items() fo
 is added to a spec is not added here."""
 
 
+CORPORA = ("images",)
+"""Words before the colon of `train.corpus` that were added later. A worker announces each as `train.corpus=<word>`:
+workers without it refuse a spec that has one, although they know the field."""
 ABSENT: dict[str, Any] = {"train.stop_on_nan": False}
 """Dotted names of fields whose default is another value than what versions without them do, with that value."""
 
 
 def later() -> list[str]:
-    """Dotted names of this version's fields, and kinds of faults, beyond EARLIEST: what a worker announces."""
+    """Dotted names of this version's fields, and kinds of faults, beyond EARLIEST, and CORPORA: what a worker
+    announces."""
     found = {f"{at}.{name}" for at, kind in sections(RunSpec).items() if at for name in kind.model_fields}
     found |= {f"inject.{kind}" for kind in KINDS}
     found |= {f"inject.{kind}.{name}" for kind, made in KINDS.items() for name in made.fields()}
+    found |= {_corpus_name(word) for word in CORPORA}
     return sorted(found - EARLIEST)
 
 
 def needs_later(spec: Mapping[str, Any]) -> tuple[str, ...]:
     """Dotted names beyond EARLIEST that a worker must know for this dumped spec: those of fields that do not have their
-    default, and of kinds of faults."""
-    return tuple(sorted({name for name, is_default in _leaves(spec) if not is_default and name not in EARLIEST}))
+    default, of kinds of faults, and of one of CORPORA."""
+    word = str(spec.get("train", {}).get("corpus", "")).partition(":")[0]
+    used = {name for name, is_default in _leaves(spec) if not is_default}
+    used |= {_corpus_name(word)} if word in CORPORA else set()
+    return tuple(sorted(used - EARLIEST))
+
+
+def _corpus_name(word: str) -> str:
+    return f"train.corpus={word}"
 
 
 def without_unknown(spec: Mapping[str, Any], announced: Collection[str]) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
 from parallel_core.spec import DeviceKind, Recompute, RunSpec
 
@@ -50,6 +52,13 @@ def other_kernels(spec: RunSpec) -> bool:
 def needs(name: str) -> bool:
     """Whether a profile depends on the field of a RunSpec with this dotted name."""
     return name.startswith("model.") or name in _NEEDED
+
+
+def of_model(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A dumped spec as a worker is asked to profile it: with the corpus of its model's profiles instead of its own,
+    which is not read and which an older worker may not know."""
+    corpus = outline_of(RunSpec.stored(spec).model).profiled
+    return {**spec, "train": {**spec["train"], "corpus": corpus}}
 
 
 def measured_with(spec: RunSpec, other: RunSpec) -> bool:

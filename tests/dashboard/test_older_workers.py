@@ -16,7 +16,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
 from dashboard.ledger.selectors import profile_key
 from dashboard.ledger.services import ask_profile
-from dashboard.runs import queue, submission
+from dashboard.runs import queue, services, submission
 from dashboard.runs.models import Run
 from parallel_core import known_fields
 from parallel_core.profile.request import measured_with
@@ -92,6 +92,28 @@ def test_a_run_over_hosts_of_two_versions_waits_for_one(old: Worker, alice: Any)
     assert queue.waiting(run).sentence == said == submission.assess(run.spec).waits
     Worker.objects.update(version="0.0.2")
     assert submission.assess(run.spec).waits == "" and queue.waiting(run).sentence == "Starts now."
+
+
+def test_a_run_on_an_image_file_waits_for_a_worker_that_knows_them(alice: Any) -> None:
+    """Also one whose model an older worker knows, and whose file no worker lists any more."""
+    older = factory.worker("yard-a")
+    Worker.objects.filter(pk=older.pk).update(fields=[NEW], version="0.0.1")
+    run = services.submit(owner=alice, spec={"model": {"kind": "mlp"}, "train": {"corpus": "images:pets"}})
+    assert queue.waiting(run).sentence.endswith("does not announce that it knows train.corpus=images.")
+    assert not place_queued(["yard-a"], ["yard-a"])
+    Worker.objects.update(fields=known_fields.later())
+    assert placed() == run
+
+
+def test_a_profile_of_a_run_on_a_file_names_no_file(alice: Any) -> None:
+    older = factory.worker("yard-a")
+    grey, coloured = ({"kind": "mlp"}, {"kind": "mlp", "channels": 3})
+    for model in (grey, coloured):
+        spec = RunSpec.model_validate({"model": model, "train": {"corpus": "images:pets"}})
+        ask_profile(worker=older, spec=spec, user=alice)
+    first, second = (asked["spec"] for _, asked in answers(older, {}))
+    assert first["train"]["corpus"] == "digits", "which every version knows"
+    assert RunSpec.model_validate(second).train.corpus == "images:profile"
 
 
 def test_a_profile_is_requested_without_the_new_field(old: Worker, alice: Any) -> None:

@@ -64,3 +64,11 @@ def test_what_is_not_at_its_default_is_needed_and_sent(two_later: None) -> None:
     sent = without_unknown(spec, ())
     assert sent["train"]["deterministic"] is True and sent["trace"] == {"trace_every": 7}
     assert [fault["kind"] for fault in sent["inject"]] == ["flipped_bit", "straggler"]
+
+
+def test_images_of_a_file_are_needed_even_of_a_model_for_digits() -> None:
+    """Workers without them know the field, all of the model's too, and refuse the value."""
+    spec = dumped(model={"kind": "mlp"}, train={"corpus": "images:pets"})
+    assert needs_later(spec) == ("train.corpus=images",) and "train.corpus=images" in later()
+    assert needs_later(dumped(model={"kind": "mlp"})) == ()
+    assert needs_later(dumped(train={"corpus": "tokens:images"})) == ()
