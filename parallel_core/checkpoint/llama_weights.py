@@ -132,7 +132,7 @@ USUAL_SEQ = 1024
 PICKLED = ("*.bin", "*.pt", "*.pth")
 _UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Tensors of older files that follow from the config."""
-_MODEL_ONLY_HERE = ("seq", "dropout", "attention", "width", "image")
+_MODEL_ONLY_HERE = ("seq", "dropout", "attention", "width", "image", "channels", "classes")
 """Fields of ModelSpec on which no weight depends."""
 
 

@@ -14,6 +14,7 @@ import torch
 from parallel_core.checkpoint import llama_weights, safetensors
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine.llama import import_weights
+from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.test_llama import SEQ, put, tensors
 
@@ -41,6 +42,7 @@ def test_weights_are_described_from_their_headers(several: bool, tmp_path: Path)
     found = llama_weights.described(shard(folder) if several else folder)
     count = sum(tensor.numel() for tensor in weights.values())
     assert (found["dtype"], found["parameters"], found["bytes"]) == ("BF16, F32", count, 2 * count + 2 * 32)
+    assert found["model"].keys() <= {"kind", *GptOutline.fields}, "an older yard knows no fields of images"
     model = ModelSpec.model_validate(found["model"])
     assert (model.layers, model.hidden, model.heads, model.kv_heads, model.vocab) == (2, 32, 4, 2, 64)
     assert (model.seq, model.rope_base, model.tied) == (512, 500_000.0, False)
