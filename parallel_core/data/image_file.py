@@ -35,6 +35,7 @@ from parallel_core.data.moments import Moments
 _HEAD = struct.Struct("<8sIIQIIII")
 MAGIC, VERSION, SUFFIX = b"TYIMAGES", 1, ".images"
 TYPES: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 4: np.dtype("<f4")}
+NO_SQUARE = "crop or pad them to a square and pack again."
 _LABEL, _MOMENT = np.dtype("<u4"), np.dtype("<f8")
 
 
@@ -83,12 +84,20 @@ def open(name: str, folder: Path | None) -> ImageFile:
     """Returns corpus `images:<name>`. Raises CorpusError where it is missing or damaged."""
     path = path_of("images", name, folder)
     shape = _shape(path)
-    mean, deviation = np.fromfile(path, _MOMENT, 2 * shape.channels, offset=_HEAD.size).reshape(2, -1)
-    if not (np.isfinite(mean).all() and np.isfinite(deviation).all() and (deviation > 0).all()):
-        raise CorpusError(f"{path.name} is damaged: its mean or deviation is no number; make it again.")
+    mean, deviation = _moments(path, shape)
     labels = np.memmap(path, _LABEL, "r", shape.labels_at, (shape.images,))
     pixels = np.memmap(path, TYPES[shape.item], "r", shape.pixels_at, shape.pixels)
-    return ImageFile(pixels, labels, shape.classes, mean.astype(np.float32), deviation.astype(np.float32))
+    return ImageFile(pixels, labels, shape.classes, mean, deviation)
+
+
+def _moments(path: Path, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (mean, deviation) [C] f4, by which pixels are normalised. Raises CorpusError where f4 holds them not."""
+    with np.errstate(over="ignore"):  # refused below
+        both = np.fromfile(path, _MOMENT, 2 * shape.channels, offset=_HEAD.size).astype(np.float32)
+    mean, deviation = both.reshape(2, -1)
+    if not (np.isfinite(mean).all() and np.isfinite(deviation).all() and (deviation > 0).all()):
+        raise CorpusError(f"{path.name} is damaged: its mean or deviation is no number; make it again.")
+    return mean, deviation
 
 
 def _shape(path: Path) -> Shape:
@@ -100,14 +109,25 @@ def _shape(path: Path) -> Shape:
         raise CorpusError(f"{path.name} is no image file: it does not begin with {MAGIC.decode()}; use pack-images.")
     _, version, item, *counts = _HEAD.unpack(head)
     shape = Shape(item, *counts)
-    if version != VERSION or item not in TYPES or min(shape[2:]) < 1 or shape.channels > limits.MAX_CHANNELS:
+    if version != VERSION or item not in TYPES or min(shape[2:]) < 1:
         raise CorpusError(f"{path.name} is no image file of this version: version {version}, {item} bytes a number.")
+    require_sizes(path.name, shape.channels, shape.height, shape.width)
     if size != shape.size:
         told = f"{shape.images} images of {shape.channels} x {shape.height} x {shape.width}"
         raise CorpusError(f"{path.name} is cut short or damaged: {size} bytes instead of {shape.size} for its {told}.")
     if not shape.images:
         raise CorpusError(f"{path.name} is empty; a corpus needs at least one image.")
     return shape
+
+
+def require_sizes(what: str, channels: int, height: int, width: int) -> None:
+    """Raises CorpusError where images are larger than those of any model."""
+    side = limits.MAX_IMAGE
+    if channels > limits.MAX_CHANNELS or max(height, width) > side:
+        raise CorpusError(
+            f"{what} is of images of {channels} x {height} x {width}, and the largest that a model takes are "
+            f"{limits.MAX_CHANNELS} x {side} x {side}."
+        )
 
 
 def listing(folder: Path, known: Known) -> Listing:
@@ -216,7 +236,7 @@ def unsuitable(sizes: dict[str, Any], side: int, channels: int, classes: int) ->
     found = {}
     height, width, has, labels = (sizes[name] for name in ("height", "width", "channels", "classes"))
     if height != width:
-        found["train.corpus"] = f"has images of {height} x {width} pixels; crop or pad them to a square and pack again."
+        found["train.corpus"] = f"has images of {height} x {width} pixels; {NO_SQUARE}"
     elif height > side:
         found["model.image"] = (
             f"has images of {height} x {height} pixels, and the model takes {side}; use model.image={height} or more "

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from parallel_core.data.corpus import CorpusError
-from parallel_core.data.image_file import SUFFIX, Shape, pack, require_labels
+from parallel_core.data.image_file import NO_SQUARE, SUFFIX, Shape, pack, require_labels, require_sizes
 from parallel_core.data.npy import Stored, stored
 
 Order = Literal["first", "last"]
@@ -44,9 +44,19 @@ def _channels_first(array: Stored, order: Order | None) -> Iterator[np.ndarray]:
             "[N, H, W, C]."
         )
     if len(shape) == 3:
+        _require_fit(array.what, 1, *shape[1:])
         return (part[:, None] for part in array.parts())
-    last = _is_last(array, order)
+    if last := _is_last(array, order):
+        shape = shape[0], shape[3], *shape[1:3]
+    _require_fit(array.what, *shape[1:])
     return (part.transpose(0, 3, 1, 2) if last else part for part in array.parts())
+
+
+def _require_fit(what: str, channels: int, height: int, width: int) -> None:
+    """Raises CorpusError, before all pixels are read, where no model could be trained on such images."""
+    require_sizes(what, channels, height, width)
+    if height != width:
+        raise CorpusError(f"{what} has images of {height} x {width} pixels; {NO_SQUARE}")
 
 
 def _is_last(array: Stored, order: Order | None) -> bool:

@@ -32,6 +32,6 @@ class Moments:
 
     @property
     def deviation(self) -> np.ndarray:
-        """Deviation of each channel [C]; 1 where it is 0, so that it can be divided by."""
+        """Deviation of each channel [C]; 1 where it is 0 in f4, so that pixels can be divided by it."""
         found = np.sqrt(self._squares / max(self.images, 1))
-        return np.where(found > 0, found, 1.0)
+        return np.where(found > np.finfo(np.float32).tiny, found, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,9 @@ SPOILT: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "version": (lambda data: data[:8] + b"\x09" + data[9:], "version 9"),
     "item": (lambda data: data[:12] + b"\x03" + data[13:], "3 bytes a number"),
     "mean": (lambda data: data[:40] + b"\xff" * 8 + data[48:], "its mean or deviation is no number"),
+    "mean beyond f4": (lambda data: data[:40] + struct.pack("<d", 1e300) + data[48:], "its mean or deviation"),
+    "deviation below f4": (lambda data: data[:64] + struct.pack("<d", 1e-60) + data[72:], "its mean or deviation"),
+    "side": (lambda data: data[:24] + struct.pack("<II", 4000, 8) + data[32:], "of images of 3 x 4000 x 8, and"),
 }
 
 
@@ -180,6 +184,9 @@ WRONG: dict[str, tuple[dict[str, np.ndarray], str]] = {
     "unclear": ({"images": IMAGES.reshape(COUNT, 16, 12, 1)[:, :3, :3]}, "--channels first or last"),
     "by columns": ({"images": np.asfortranarray(IMAGES)}, "no array by rows"),
     "infinite": ({"images": np.where(np.arange(COUNT) == 9, np.inf, 0)[:, None, None].astype("f4")}, "image 9 has"),
+    "no square": ({"images": IMAGES[..., 1:]}, "images of 8 x 7 pixels; crop or pad them to a square"),
+    "no grey square": ({"images": IMAGES[:, 0, :, 1:]}, "images of 8 x 7 pixels; crop or pad them to a square"),
+    "large": ({"images": np.zeros((COUNT, 1, 1025), "u1")}, "the largest that a model takes are 64 x 1024 x 1024"),
     "nothing": ({"images": IMAGES[:0], "labels": LABELS[:0]}, "there are no labels"),
 }
 
@@ -208,6 +215,53 @@ def test_files_that_are_no_npz_are_refused(tmp_path: Path, capsys: pytest.Captur
     assert "has no array images" in capsys.readouterr().err
 
 
+def test_more_channels_than_a_model_takes_are_not_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker would not list such a file."""
+    path = saved(tmp_path, images=np.zeros((COUNT, 65, 2, 2), np.uint8))
+    assert main(["pack-images", str(path), "--name", "pets", "--channels", "first", "--out", str(tmp_path)]) == 2
+    assert "is of images of 65 x 2 x 2" in capsys.readouterr().err
+
+
+def header(text: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (header("{'descr': '|u1', 'shape': ("), "no array that numpy.save writes"),
+        (header("{'descr': '|u1', 'fortran_order': False, 'shape': (-3, 2)}"), "no array of numbers"),
+        (header("{'descr': '|V0', 'fortran_order': False, 'shape': (99999999,)}"), "no array of numbers"),
+        (header("{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999999,)}"), "cut short: it ends in row 0"),
+    ],
+    ids=["torn", "below 0", "no size", "too many"],
+)
+def test_a_header_that_is_torn_or_lies_is_refused(
+    labels: bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", IMAGES)
+    (tmp_path / "y.npy").write_bytes(labels)
+    line = ["pack-images", str(tmp_path / "x.npy"), "--labels", str(tmp_path / "y.npy")]
+    assert main([*line, "--name", "pets", "--out", str(tmp_path)]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("at", "value"), [(6, 1), (8, 98)], ids=["encrypted", "another compression"])
+def test_an_npz_that_cannot_be_unpacked_is_refused(
+    at: int, value: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path)
+    data = bytearray(path.read_bytes())
+    for magic, more in ((b"PK\x03\x04", 0), (b"PK\x01\x02", 2)):  # in each member's header, and again in the directory
+        first = data.find(magic)
+        while first >= 0:
+            data[first + at + more] = value
+            first = data.find(magic, first + 1)
+    path.write_bytes(data)
+    assert main(["pack-images", str(path), "--name", "pets", "--out", str(tmp_path)]) == 2
+    assert "no .npz file that numpy.savez writes" in capsys.readouterr().err
+
+
 def test_moments_of_parts_are_those_of_the_whole() -> None:
     values = RANDOM.normal(1e6, 1e-2, (20, 2, 3, 3))
     moments = Moments()
@@ -218,6 +272,9 @@ def test_moments_of_parts_are_those_of_the_whole() -> None:
     moments = Moments()
     moments.add(np.ones((2, 1, 2, 2)))
     assert moments.deviation.tolist() == [1.0]
+    moments = Moments()
+    moments.add(np.array([0, 2e-45], np.float32).reshape(2, 1, 1, 1))
+    assert moments.deviation.tolist() == [1.0], "a number of f4 that is not normal"
 
 
 @pytest.mark.parametrize(("model", "field"), [({"channels": 3}, "model.channels"), ({"classes": 9}, "model.classes")])
