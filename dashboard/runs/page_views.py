@@ -34,6 +34,7 @@ from dashboard.runs.page_starting import age_text, placed
 from dashboard.runs.page_tabs import OF_TEXT, TABS, tab_context
 from dashboard.runs.page_tiles import tiles
 from dashboard.runs.page_verdict import cause_of, verdict
+from dashboard.runs.spreading import file_word
 from dashboard.runs.states import beginning
 from dashboard.schedules.glossary import words_of
 from parallel_core.outline import outline_of
@@ -104,12 +105,15 @@ def _made(run: Run) -> dict[str, Any]:
 
 
 def _trains(run: Run) -> str:
-    """Model, batch and precision in a few words; only the model if the run generates text, '' if it times links."""
+    """Model, batch, precision and the file it trains on; only the model if the run generates text, '' if it times
+    links."""
     spec = RunSpec.stored(run.spec)
     title = outline_of(spec.model).title
     if run.task:
         return title if run.generates else ""
-    return f"{title}, batch {spec.train.global_batch}, {spec.train.precision}"
+    file = file_word(run.spec)
+    corpus = f", {file} {spec.train.corpus.partition(':')[2]}" if file else ""
+    return f"{title}, batch {spec.train.global_batch}, {spec.train.precision}{corpus}"
 
 
 def _head(request: HttpRequest, run: Run) -> dict[str, Any]:

@@ -26,6 +26,16 @@ class ImageOutline(Outline):
     side_by_default: ClassVar[int]
 
     @property
+    def title(self) -> str:
+        return f"{super().title}{self.beyond_digits}"
+
+    @property
+    def beyond_digits(self) -> str:
+        """What of its data tells it from a model for the digits: `, 3 channels, 7 classes`; '' if nothing does."""
+        told = [(self.model.channels, 1, "channels"), (self.model.classes, DIGITS, "classes")]
+        return "".join(f", {count} {what}" for count, usual, what in told if count != usual)
+
+    @property
     def side(self) -> int:
         return self.model.image or self.side_by_default
 
@@ -70,7 +80,7 @@ class ConvolutionOutline(ImageOutline):
 
     @property
     def title(self) -> str:
-        return f"{self.name} width {self.model.width}, {self.side} px"
+        return f"{self.name} width {self.model.width}, {self.side} px{self.beyond_digits}"
 
     def check(self) -> None:
         if self.side % FEWER:

@@ -128,6 +128,8 @@ def test_image_files_of_workers_are_corpora(member: Client, worker: Worker) -> N
     assert "and the model takes 32" in errors()["model__image"][0]
     Worker.objects.update(image_files=[PETS])
     assert member.post("/runs/new/", filled(**model)).status_code == 302
+    shown = member.get(f"/runs/{Run.objects.get().pk}/").content.decode()
+    assert "VGG-16 width 2, 32 px, 3 channels, batch 16, fp32, image file pets" in shown
     Worker.objects.create(name="yard-0", devices=[], heartbeat_at=timezone.now())
     (request,) = queue.requests(queue.queued_runs())
     assert request.needs == ("yard-a",), "no other worker has the file"

@@ -71,6 +71,15 @@ def test_flops_of_the_published_models(kind: Any, published: float) -> None:
     assert math.isclose(flops / 2, published, rel_tol=0.03)
 
 
+def test_the_title_tells_a_model_from_one_for_the_digits() -> None:
+    """Pages that compare runs name models by it alone."""
+    coloured = {"channels": 3, "classes": 7}
+    assert outline_of(ModelSpec(kind="mlp")).title == "MLP 4 x 128"
+    assert outline_of(ModelSpec(kind="mlp", channels=3, classes=7)).title == "MLP 4 x 128, 3 channels, 7 classes"
+    vgg = ModelSpec.model_validate({"kind": "vgg16", **coloured, "classes": 10})
+    assert outline_of(vgg).title == "VGG-16 width 16, 32 px, 3 channels"
+
+
 def _spec_of(model: ModelSpec) -> RunSpec:
     """A run of a model that may be unfit for the built-in corpora."""
     return RunSpec.model_validate({"model": model.model_dump(), "train": {"corpus": outline_of(model).profiled}})
