@@ -92,6 +92,10 @@ def given(folder: Path) -> None:
     labels = np.arange(14) % 7
     images = np.broadcast_to(labels[:, None, None, None], (14, 8, 8, 3)).astype(np.uint8)
     np.savez(folder / "pets.npz", images=images, labels=labels)
+    written = re.findall(r"(?:^ {4}.*\n)+", COMMAND_LINE, re.MULTILINE)
+    (spec,) = (block for block in written if "images:pets" in block)
+    (folder / "pets.json").write_text(spec)
+    change(folder / "pets.json", steps=2, warmup_steps=0, global_batch=2)
     (folder / "book.txt").write_text("It was a dark and stormy night.\n" * 100)
 
 
@@ -108,7 +112,7 @@ def test_the_page_of_the_command_line_from_top_to_bottom(
     given(tmp_path)
     monkeypatch.chdir(tmp_path)
     lines = fenced(COMMAND_LINE)
-    assert len(lines) == 14
+    assert len(lines) == 15
     for line in lines:
         if " profile " in line:  # the README's command, which is run above; here its cost table is made up
             assert line in ENGINE
