@@ -12,6 +12,7 @@ from django.utils import timezone
 from dashboard.fleet.models import Worker
 from dashboard.runs import queue, selectors, services, states, submission
 from dashboard.runs.models import Checkpoint, Run
+from parallel_core import known_fields
 from tests.dashboard import factory
 from tests.dashboard.test_forms import filled
 from workers.contract import ResumeFrom
@@ -77,7 +78,8 @@ def test_an_image_file_that_two_workers_have_is_read_on_both(two_hosts: None) ->
     assert "its image file lies on one" in submission.assess(asked).errors["parallel.dp"]
     Worker.objects.filter(name="yard-b").update(image_files=[{**file, "images": 99}])
     assert "its image file lies on one" in submission.assess(asked).errors["parallel.dp"]
-    Worker.objects.update(image_files=[file], token_files=[{"name": "pets", "tokens": 9, "vocab": 4}])
+    tokens = [{"name": "pets", "tokens": 9, "vocab": 4}]
+    Worker.objects.update(image_files=[file], token_files=tokens, fields=known_fields.later())
     found = submission.assess(asked)
     assert not found.errors and set(found.hosts) == {"yard-a", "yard-b"}
 

@@ -58,6 +58,26 @@ def test_replicas_learn_the_classes_of_a_file(runner: LocalRunner, data: Path, t
     assert outcomes[1].series("eval_loss")["value"][-1] < math.log(CLASSES) / 4, "guessing costs log(classes)"
 
 
+SPLITS: dict[str, dict[str, Any]] = {
+    "ZeRO-3": {"dp": 2, "zero": 3},
+    "fully_shard": {"dp": 2, "zero": 3, "zero_backend": "fully_shard"},
+    "pipeline": {"pp": 2, "micro_batches": 4, "recompute": "full"},
+}
+
+
+def test_every_split_trains_alike_where_classes_do_not_divide(runner: LocalRunner, data: Path, tmp_path: Path) -> None:
+    plain = spec_of({"kind": "mlp", "layers": 3, "hidden": 5}, 4, precision="fp64")
+    losses = {}
+    for name, split in {"one": {}, **SPLITS}.items():
+        spec = RunSpec.model_validate(plain.model_dump() | {"parallel": split})
+        outcome = runner.run(spec, tmp_path / name, corpora=data)
+        assert not outcome.failure(), name
+        losses[name] = [outcome.series(what)["value"] for what in ("loss", "eval_loss")]
+    for name in SPLITS:
+        for found, exact in zip(losses[name], losses["one"], strict=True):
+            assert found == pytest.approx(exact, rel=1e-9), name
+
+
 def test_a_run_ends_with_its_reason_where_the_file_is_cut(runner: LocalRunner, data: Path, tmp_path: Path) -> None:
     (tmp_path / "bright.images").write_bytes((data / "bright.images").read_bytes()[:-1])
     outcome = runner.run(spec_of({"kind": "mlp", "layers": 1}, 3), tmp_path / "run", corpora=tmp_path)
