@@ -12,6 +12,7 @@ from dashboard.fields import Choice, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
+from dashboard.runs.corpus_checks import corpus_errors
 from dashboard.runs.corpus_select import CorpusSelect
 from dashboard.runs.entry import Group
 from dashboard.runs.forms import Section
@@ -158,6 +159,9 @@ class TrainingForm(StudyForm):
             self.spec = RunSpec.model_validate(variants.with_steps(base, steps))
         except ValidationError as error:
             self.show(field_errors(error))
+            return cleaned
+        swept = {cleaned.get(field) for field, _ in sweepable.AXES}
+        self.show({path: said for path, said in corpus_errors(self.spec).items() if path not in swept})
         return cleaned
 
     def within_fleet(self, cleaned: dict[str, Any]) -> dict[str, Any]:

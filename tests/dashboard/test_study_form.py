@@ -10,6 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from dashboard.fleet.models import Worker
 from dashboard.runs.models import Run
 from dashboard.runs.spec_fields import ENTRIES, html_name, part_of, to_spec
 from dashboard.studies import families, kinds, services, variants
@@ -298,3 +299,16 @@ def test_the_form_looks_once_however_many_variants_it_lists(member: Client, djan
         member.get(NEW)
     with django_assert_max_num_queries(9):
         assert "14 runs" in preview(member, {**MATRIX, "micro_batches": "1, 2, 4, 8, 16"})
+
+
+def test_a_corpus_that_no_run_could_read_is_refused_before_the_study(member: Client) -> None:
+    """Each of its runs would fail with the same words; a field that is swept is not judged by what its form has."""
+    pets = {"name": "pets", "images": 900, "height": 32, "width": 32, "channels": 3, "classes": 7}
+    Worker.objects.update(image_files=[pets])
+    images = {**SWEEP, "model__kind": "vgg16", "model__width": "2", "train__corpus": "images:pets"}
+    assert "has images of 3 channels, and the model 1; use Image channels = 3." in preview(member, images)
+    images |= {"model__channels": "3"}
+    assert "Image file pets" not in preview(member, images)
+    images |= {"model__classes": "5"}
+    assert "Image file pets has 7 classes, and the model 5" in preview(member, images)
+    assert "Image file pets" not in preview(member, images | {"field": "model.classes", "values": "7, 8"})
