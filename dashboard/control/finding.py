@@ -20,7 +20,7 @@ class Wait(Enum):
     BUSY = "busy"  # its hosts have enough devices, but too few are free
     WHOLE_HOST = "whole host"  # it is exclusive and something runs there, or something exclusive runs there
     RESERVED = "reserved"  # a run ahead waits for the host, or for those of its devices
-    CHECKPOINT = "checkpoint"  # the host that has the checkpoint it begins from, or its token file, is away or draining
+    CHECKPOINT = "checkpoint"  # the host that has the checkpoint it begins from, or its file, is away or draining
     CHOICE = "choice"  # no open host has any of the devices that were chosen for it and what it reads
     AWAY = "away"  # one of the hosts that the run measures is away, draining or not for runs over several hosts
     MEMORY = "memory"  # its hosts have the devices, but too few with the memory that it is predicted to need

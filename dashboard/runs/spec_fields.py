@@ -94,7 +94,7 @@ GROUPS = (
         "Training",
         (
             Entry("train.device", "Device kind"),
-            Entry("train.corpus", "Corpus"),
+            Entry("train.corpus", "Corpus", "files in workers' data folders are offered, too"),
             Entry("train.weights", "Begin from", "Llama weights of a worker; a checkpoint in Resume from comes first"),
             Entry("train.global_batch", "Global batch", "samples a step"),
             Entry("train.steps", "Steps"),
