@@ -64,7 +64,7 @@ def create_study(request: HttpRequest, payload: t.StudyIn, key: Key = None) -> A
         on, unread = places.read(payload.run_on)
         if unread:
             raise Invalid({places.FIELD: unread})
-        queue = services.InQueue(on, levels.read(payload.priority) or 0)
+        queue = services.InQueue(on, levels.read(payload.priority) or 0, payload.side_by_side)
         more: dict[str, Any] = {"repeats": payload.repeats, "retries": payload.retries, "queue": queue, "also": also}
         return services.create_listed(owner=request.user, name=payload.name, listed=listed, **more)
 
@@ -159,4 +159,5 @@ def _study(study: Study, runs: dict[str, int]) -> dict[str, Any]:
         "baseline": study.baseline_id,
         "run_on": study.run_on,
         "priority": study.priority_name,
+        "side_by_side": study.side_by_side,
     }

@@ -26,6 +26,7 @@ class StudyOut(Schema):
     baseline: int | None
     run_on: str = Field(description="the devices chosen for its runs, worker:NAME or type:NAME; empty for any")
     priority: s.PriorityName = Field(description="how soon they are served while they are queued")
+    side_by_side: bool = Field(description="its runs share hosts with each other and with others: no time is compared")
 
 
 class MemberOut(s.RunOut):
@@ -61,7 +62,7 @@ class MemberIn(Schema):
 
 
 class StudyIn(Schema):
-    """Runs to compare, in this order, each with nothing beside it; the first is the baseline."""
+    """Runs to compare, in this order, each with nothing beside it unless `side_by_side`; the first is the baseline."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -84,6 +85,9 @@ class StudyIn(Schema):
     retries: Annotated[int, Field(ge=0, le=MAX_RETRIES, description="of each run, when a worker is lost")] = 0
     run_on: s.RunOn = ""
     priority: s.PriorityName = "normal"
+    side_by_side: Annotated[
+        bool, Field(description="as many runs at a time as there are devices: only their losses are compared")
+    ] = False
 
 
 class StudyEdit(Schema):

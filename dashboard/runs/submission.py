@@ -275,13 +275,14 @@ def submit(*, owner: Any, also: services.Also = services.nothing_else, **request
 
 def prepare(owner: Any, request: Submission, study: Any = None) -> services.Prepared:
     """The part of `submit` that reads, checks and simulates. `study`: the one that the run joins, at position 0, to be
-    run with nothing beside it where the study's runs do."""
+    run where the study's runs do, with nothing beside it unless these run side by side."""
     where = study.run_on if study else request.get("run_on", "")
     found = assess(request["spec"], request.get("resume_from"), request.get("host_count", 0), where)
     if errors := _against(found, request.get("anyway", False)):
         raise services.Invalid(errors)
     asked = {**request, "anyway": bool(found.memory_error) and not _cap_binds(found)}
-    joins: services.RunRequest = {"study": study, "exclusive": study is not None, **asked}  # type: ignore[typeddict-item]
+    alone = study is not None and not study.side_by_side
+    joins: services.RunRequest = {"study": study, "exclusive": alone, **asked}  # type: ignore[typeddict-item]
     return services.prepare(owner=owner, requests=[joins])
 
 

@@ -143,8 +143,8 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
     a, b = view.base, others[0].entry.result
     if b is None:
         return view.verdict
-    said = [sentences.pair_sentence(a, b)]
-    if a.breakdown and b.breakdown:
+    said = [view.no_race or sentences.pair_sentence(a, b)]
+    if not view.no_race and a.breakdown and b.breakdown:
         alike = same_work(base.spec, others[0].spec)
         said.append(sentences.difference_sentence(a.breakdown, b.breakdown) if alike else UNEQUAL_STEPS)
     if a.memory_total and b.memory_total:

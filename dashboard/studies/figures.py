@@ -66,7 +66,7 @@ def speedups(view: Overview) -> Chart:
     """A run of another kind of model than the baseline's keeps its row, as in the charts beside it, without a bar."""
     entries = [row.entry if row.alike or row.entry.status else replace(row.entry, status=OTHER) for row in view.rows]
     like = view.like_for_like
-    title = view.alone or sentences.speedup_title(like.results, view.base) if view.base else view.on_times
+    title = view.no_race or sentences.speedup_title(like.results, view.base) if view.base else view.on_times
     return speedup.chart(entries, title, like.source)
 
 

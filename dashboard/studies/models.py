@@ -1,4 +1,5 @@
-"""Studies: runs that differ in a known way, executed one after another so that they can be compared fairly."""
+"""Studies: runs that differ in a known way, executed one after another so that they can be compared fairly, or side by
+side where only their losses are compared."""
 
 from __future__ import annotations
 
@@ -48,6 +49,11 @@ class Study(models.Model):
     def shared_cores(self) -> int:
         """Number of cores that all devices of the fleet shared when it was created; 0 if each had its own."""
         return int(self.settings.get("cores", 0))
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether its runs share hosts with each other and with other runs, so that their times are not compared."""
+        return bool(self.settings.get("side_by_side"))
 
     @property
     def at_rest(self) -> bool:

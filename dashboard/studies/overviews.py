@@ -25,6 +25,7 @@ from parallel_core.plan.room import Room
 from parallel_core.spec import RunSpec
 
 NO_SPEEDUP = "Another model has no speedup over the baseline."
+SIDE_BY_SIDE = "These runs shared their hosts with other runs, so none is called faster than another."
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,23 @@ class Overview:
         if self.base is None:
             lost = excluded.diverged([r.label for r in self.results if r.diverged]) if self.lead else ""
             return [self._without_baseline(), *filter(None, (lost,)), *self.left_out]
+        if self.no_race:
+            return self.cautioned([self.no_race])
         alike = self.like_for_like.results
         told = min(alike, key=lambda r: r.step.median) if len(alike) > 1 else None
-        said = [self.alone] if self.alone else sentences.verdict(alike, self.base)
-        return self.cautioned(said, told)
+        return self.cautioned(sentences.verdict(alike, self.base), told)
 
     @property
-    def alone(self) -> str:
-        """The baseline's step, if runs have finished, but no other of its kind of model; else ''."""
+    def side_by_side(self) -> bool:
+        """Whether any run with a result belongs to a study whose runs share hosts."""
+        return any(row.entry.done and row.run.study_id and not row.run.exclusive for row in self.rows)
+
+    @property
+    def no_race(self) -> str:
+        """Why no run is called faster than another: they shared hosts, or no other of the baseline's kind of model has
+        finished, though others have; else ''."""
+        if self.side_by_side and len(self.results) > 1:
+            return SIDE_BY_SIDE
         if self.base is None or not len(self.like_for_like.results) == 1 < len(self.results):
             return ""
         step, label = seconds_text(self.base.step.median), self.base.label

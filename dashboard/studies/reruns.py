@@ -222,7 +222,7 @@ def _again(run: Run, study: Study) -> runs.RunRequest:
         "tags": run.tags,
         "study": study,
         "position": run.position,
-        "exclusive": True,
+        "exclusive": not study.side_by_side,
         "host_count": run.host_count,
         "retries": retries_at_first(run),
         "resume_from": resume_from(run),

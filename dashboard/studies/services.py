@@ -49,10 +49,11 @@ STARTER_MICRO_BATCHES = 4
 
 @dataclass(frozen=True)
 class InQueue:
-    """On which devices the runs of a study may be placed, and how soon."""
+    """On which devices the runs of a study may be placed, how soon, and whether several at a time."""
 
     run_on: RunOn = ANYWHERE
     priority: int = Priority.NORMAL
+    side_by_side: bool = False
 
 
 USUAL = InQueue()
@@ -228,6 +229,8 @@ def create(
     _check(name, plan, repeats)
     skipped = [[s.name, s.reason] for s in plan.skipped]
     kept = {**asked, "cores": _cores(plan, fleet), "repeats": repeats, "note": note, "skipped": skipped}
+    if queue.side_by_side:
+        kept["side_by_side"] = True
     queued = {"run_on": str(queue.run_on), "priority": queue.priority}
     study = Study(name=name.strip(), owner=owner, kind=kind, base=base, settings=kept, **queued)
     prepared = runs.prepare(owner=owner, requests=_requests(study, plan, repeats, retries))
@@ -255,7 +258,7 @@ def _requests(study: Study, plan: Plan, repeats: int, retries: int) -> list[runs
             "name": variant.name + (f" #{turn + 1}" if repeats > 1 else ""),
             "study": study,
             "position": turn * len(plan.variants) + i,
-            "exclusive": True,
+            "exclusive": not study.side_by_side,
             "retries": retries,
         }
         for turn in range(repeats)

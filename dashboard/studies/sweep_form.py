@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Self
 
@@ -15,9 +16,11 @@ from dashboard.runs import spec_fields
 from dashboard.runs.form_words import short_label
 from dashboard.runs.forms import Section
 from dashboard.studies import services, sweepable, variants
+from dashboard.studies.estimate import Estimate
 from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import TrainingForm, folded
 from dashboard.studies.models import Study
+from dashboard.studies.services import InQueue
 from dashboard.studies.variants import Plan
 
 NO_VALUE = "Write at least one value, such as 1, 2, 4."
@@ -32,6 +35,8 @@ NOTATION = (
     "with commas between them; lists with semicolons: of each stage 2-1; 1-2, of layers 0; 0, 2; "
     "'none' where a field may be empty"
 )
+
+IN_TURN = "If they ran one after another: side by side all are done sooner, and each may take longer."
 
 
 class SweepForm(TrainingForm):
@@ -52,6 +57,11 @@ class SweepForm(TrainingForm):
     second_field = Choice(label="Crossed with", required=False, help_text="each pair of their values is a run")
     second_values = forms.CharField(
         label="Its values", max_length=2000, required=False, help_text="written as those of the first field"
+    )
+    side_by_side = forms.BooleanField(
+        label="Side by side: only losses are compared",
+        required=False,
+        help_text="as many at a time as there are devices, beside other runs too: done sooner, but no time is compared",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -93,6 +103,17 @@ class SweepForm(TrainingForm):
     def begun(self) -> SafeString:
         """The inputs of `begun_for` of both fields."""
         return mark_safe("".join(self.begun_for(field) for field, _ in sweepable.AXES))
+
+    def in_queue(self) -> InQueue:
+        return replace(super().in_queue(), side_by_side=self.cleaned_data["side_by_side"])
+
+    def estimate(self) -> Estimate:
+        """Side by side: the time one after another, which is then said."""
+        found = super().estimate()
+        return replace(found, source=IN_TURN) if self.cleaned_data["side_by_side"] else found
+
+    def queue_group(self) -> Iterator[forms.BoundField]:
+        return self.group(("run_on", "priority", "side_by_side"))
 
     def own_group(self) -> Iterator[forms.BoundField]:
         return chain.from_iterable(self.axes())

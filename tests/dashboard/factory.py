@@ -92,9 +92,10 @@ def profiled(owner: Any, worker: Worker, spec: RunSpec) -> Profile:
 
 def queued(owner: Any, split: dict[str, Any] | None = None, **kwargs: Any) -> Run:
     """A queued run; `train` overrides its training fields, `inject` adds faults, everything else goes to
-    services.submit.
+    services.submit. A run of a study has its host to itself.
     """
     train, inject = kwargs.pop("train", {}), kwargs.pop("inject", [])
+    kwargs.setdefault("exclusive", "study" in kwargs)
     return services.submit(owner=owner, spec={**spec_of(split or {}, **train), "inject": inject}, **kwargs)
 
 

@@ -1,0 +1,84 @@
+"""A study whose runs go side by side: several at a time on a host, compared by their losses alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.control.controller import Controller
+from dashboard.fleet.models import Worker
+from dashboard.runs.models import Run, State
+from dashboard.studies import compare, figures, joining, reruns, services
+from dashboard.studies.forms import initial_of
+from dashboard.studies.models import Study
+from dashboard.studies.overviews import SIDE_BY_SIDE
+from dashboard.studies.selectors import overview
+from tests.dashboard import factory
+from tests.dashboard.fake_worker import Peer
+from tests.dashboard.new_study import NEW, SWEEP, preview
+from tests.dashboard.plain import plain
+from tests.dashboard.test_api_studies import ask
+from tests.dashboard.test_by_loss import FOUND, swept, view_of
+
+pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
+__all__ = ["ask"]
+RATES: Any = {"field": "train.lr", "values": ["0.1", "0.01", "0.001"]}
+
+
+def rates(owner: Any, side_by_side: bool = True) -> Study:
+    queue = services.InQueue(side_by_side=side_by_side)
+    return services.create_sweep(owner=owner, name="rates", base=factory.BASE, queue=queue, **RATES)
+
+
+@pytest.mark.parametrize(("side_by_side", "together"), [(True, 2), (False, 1)])
+def test_as_many_runs_start_as_there_are_devices(
+    side_by_side: bool, together: int, peer: Peer, controller: Controller, alice: Any
+) -> None:
+    peer.beat()
+    controller.turn()
+    study = rates(alice, side_by_side)
+    controller.turn()
+    assert study.runs.exclude(state=State.QUEUED).count() == together <= peer.devices
+
+
+def test_runs_that_join_or_run_again_go_beside_the_others_too(worker: Worker, alice: Any) -> None:
+    study = rates(alice)
+    joining.submit(owner=alice, study=study, request={"spec": factory.spec_of({}, lr=0.5)})
+    factory.start(study.runs.all()[0])
+    factory.end(study.runs.all()[0], State.LOST, cause="worker_lost")
+    assert len(reruns.run_again(study=study, user=alice)) == 1
+    assert study.runs.count() == 5 and not study.runs.filter(exclusive=True).exists()
+    assert initial_of(study)["side_by_side"] is True and "side_by_side" not in initial_of(rates(alice, False))
+
+
+def test_no_run_is_called_faster_than_another(reader: Client, alice: Any) -> None:
+    study = swept(alice, {0.001: 0.5, 0.01: 0.0, 0.1: 0.25})
+    study.runs.update(exclusive=False)
+    view = view_of(study)
+    assert view.verdict[:2] == [FOUND, SIDE_BY_SIDE] and not any("fastest" in said for said in view.verdict)
+    assert figures.speedups(view).title == view.on_times == SIDE_BY_SIDE
+    two = list(study.runs.all()[:2])
+    pair = overview(two, two[0])
+    told = compare.verdict(pair, [row for row in pair.rows if row is not pair.baseline])
+    assert SIDE_BY_SIDE in told and not any("faster" in said and said != SIDE_BY_SIDE for said in told)
+    page = plain(reader.get(f"/studies/{study.pk}/").content.decode())
+    assert SIDE_BY_SIDE in page and "fastest" not in page
+
+
+def test_the_form_and_the_api_ask_for_it(worker: Worker, member: Client, ask: Any) -> None:
+    assert "If they ran one after another" in plain(preview(member, {**SWEEP, "side_by_side": "on"}))
+    assert member.post(NEW, {**SWEEP, "name": "beside", "side_by_side": "on"}).status_code == 302
+    study = Study.objects.get(name="beside")
+    assert study.side_by_side and not study.runs.filter(exclusive=True).exists()
+    assert "runs side by side" in plain(member.get(f"/studies/{study.pk}/").content.decode())
+    again = member.get(NEW, {"clone": study.pk}).content.decode()
+    assert 'name="side_by_side"' in again and "checked" in again.split('name="side_by_side"')[1].split(">")[0]
+    member.post(NEW, {**SWEEP, "name": "in turn"})
+    assert not Study.objects.get(name="in turn").side_by_side
+    assert "side_by_side" not in member.get(f"{NEW}?kind=matrix").content.decode()
+    runs = [{"label": f"lr {lr}", "spec": factory.spec_of({}, lr=lr)} for lr in (0.1, 0.01)]
+    status, answer = ask("POST", "studies", {"name": "listed", "runs": runs, "side_by_side": True})
+    assert status == 201 and answer["data"]["side_by_side"] is True
+    assert not Run.objects.filter(study=answer["data"]["id"], exclusive=True).exists()
