@@ -117,7 +117,9 @@ class Overview:
     @property
     def _before_lead(self) -> int:
         """How many warnings are in front of the lowest loss: those on times, if it depends on the speed of the runs."""
-        return self.warned_first if self.base is not None and self.ranking and self.ranking.within else 0
+        if self.base is None or not self.ranking or not self.ranking.within:
+            return 0
+        return 1 if self.side_by_side else self.warned_first
 
     @cached_property
     def lead(self) -> str:
@@ -167,8 +169,12 @@ class Overview:
     def cautioned(self, said: Sequence[str], told: Result | None = None) -> list[str]:
         """The sentences with warnings about the measurements: in front, if all of them depend on it, else after them.
 
-        `told` = the run of which the sentences already say whether its loss is finite.
+        `told` = the run of which the sentences already say whether its loss is finite. Of times that are not compared
+        none warns.
         """
+        diverged = excluded.diverged([r.label for r in self.results if r.diverged and r is not told])
+        if self.side_by_side:
+            return [sentence for sentence in (*said, diverged, *self.left_out) if sentence]
         done = [entry for entry in self.entries if entry.done]
         used = sentences.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
         warning = used or sentences.occupied([entry.label for entry in done if entry.processes])
@@ -179,8 +185,7 @@ class Overview:
         if not self.mostly_disturbed:
             after.append(host_drift.drift_warning(self.pace_spread, self._at_one_pace, hosts=bool(machines.moved)))
         after.append(host_drift.contention_warning(self.companies))
-        after.append(excluded.diverged([r.label for r in self.results if r.diverged and r is not told]))
-        after += self.left_out
+        after += [diverged, *self.left_out]
         return [sentence for sentence in (*before, *said, *after) if sentence]
 
     @property
@@ -195,6 +200,8 @@ class Overview:
     @property
     def warned_first(self) -> int:
         """The number of warnings before the first sentence of a verdict."""
+        if self.side_by_side:
+            return 0
         return (self.mostly_disturbed or bool(self._baseline_warning)) + self.machines.mostly + self._few_steps_in_all
 
     @property

@@ -14,7 +14,7 @@ from dashboard.runs.traces import Trace
 from dashboard.studies import answers, streams
 from dashboard.studies.comparability import same_work
 from dashboard.studies.entries import taken_of
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import SIDE_BY_SIDE, Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides, sentence
 from parallel_core.analysis.diagnosis.case import REPLAYED
@@ -72,22 +72,32 @@ def steps_of(view: Overview) -> dict[int, Trace]:
 
 
 def of_overview(view: Overview, steps: Mapping[int, Trace]) -> list[Written]:
-    """All seven answers, on runs of the baseline's kind of model; [] until two have a result. What was not measured is
+    """The answers, on runs of the baseline's kind of model; [] until two have a result. What was not measured is
     said."""
     view = view.like_for_like
     done = view.by_time
     if view.base is None or len(done) < 2:
         return []
     return [
-        Written("Which is fastest, which slowest, and why?", _extremes(view, done), _to(done[0], done[-1])),
-        Written(
-            "Is there a reason to use the slowest?", [_slowest(view, done)], [("Time against memory", "#tradeoff")]
-        ),
+        *_of_speed(view, done),
         Written("What would the speedup be with free communication?", *_free(done, steps)),
         Written("Do the ranks run the same operators?", *_operators(done, steps)),
         Written("How does recomputation help?", _recompute(view), [("Time against memory", "#tradeoff")]),
         Written("Which takes the least memory?", _memory(view), [("Memory", "#memory")]),
         Written("How many layers fit?", _layers(view), [("Largest model", "#capacity")]),
+    ]
+
+
+def _of_speed(view: Overview, done: Sequence[Row]) -> list[Written]:
+    """The answers that compare times; why there is none if the runs shared their hosts."""
+    fastest = "Which is fastest, which slowest, and why?"
+    if view.side_by_side:
+        return [Written(fastest, [SIDE_BY_SIDE], [])]
+    return [
+        Written(fastest, _extremes(view, done), _to(done[0], done[-1])),
+        Written(
+            "Is there a reason to use the slowest?", [_slowest(view, done)], [("Time against memory", "#tradeoff")]
+        ),
     ]
 
 

@@ -51,8 +51,8 @@ NAMED = 8
 
 
 def disturbed(every: Iterable[Run]) -> list[Run]:
-    """The runs that represent their setting, succeeded, were disturbed (see `is_quiet`), and are not being run again
-    already."""
+    """The runs that represent their setting, succeeded, were disturbed (see `is_quiet`) though they were to have their
+    host to themselves, and are not being run again already."""
     return [run for run in _waiting(every) if _is_disturbed(run)]
 
 
@@ -232,7 +232,7 @@ def _again(run: Run, study: Study) -> runs.RunRequest:
 
 
 def _is_disturbed(run: Run) -> bool:
-    return run.state == State.SUCCEEDED and not is_quiet(run.summary)
+    return run.state == State.SUCCEEDED and run.exclusive and not is_quiet(run.summary)
 
 
 def _was_cut_off(run: Run) -> bool:

@@ -10,7 +10,7 @@ from django.test import Client
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.runs.models import Run, State
-from dashboard.studies import compare, figures, joining, reruns, services
+from dashboard.studies import compare, figures, joining, report_answers, reruns, services
 from dashboard.studies.forms import initial_of
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import SIDE_BY_SIDE
@@ -65,6 +65,19 @@ def test_no_run_is_called_faster_than_another(reader: Client, alice: Any) -> Non
     assert SIDE_BY_SIDE in told and not any("faster" in said and said != SIDE_BY_SIDE for said in told)
     page = plain(reader.get(f"/studies/{study.pk}/").content.decode())
     assert SIDE_BY_SIDE in page and "fastest" not in page
+    questions = [(one.question, one.lines) for one in report_answers.of_overview(view, {})]
+    assert questions[0] == ("Which is fastest, which slowest, and why?", [SIDE_BY_SIDE])
+    assert not any("slowest" in question for question, _ in questions[1:])
+
+
+def test_other_processes_are_no_reason_to_run_it_again(alice: Any) -> None:
+    study = swept(alice, {0.001: 0.5, 0.01: 0.0})
+    for run in study.runs.all():
+        Run.objects.filter(pk=run.pk).update(summary={**run.summary, "cpu_others": 0.6})
+    assert view_of(study).mostly_disturbed and len(reruns.disturbed(study.runs.all())) == 2
+    study.runs.update(exclusive=False)
+    assert not reruns.disturbed(study.runs.all())
+    assert not any("disturbed" in said for said in view_of(study).verdict)
 
 
 def test_the_form_and_the_api_ask_for_it(worker: Worker, member: Client, ask: Any) -> None:
