@@ -58,7 +58,7 @@ def test_a_loud_attempt_is_not_forgotten_after_a_quiet_one(alice: Any) -> None:
 
 
 def test_an_attempt_that_had_nothing_left_to_train_leaves_what_the_one_before_it_said(alice: Any) -> None:
-    run = factory.queued(alice, train=STEPS)
+    run = factory.queued(alice, train=STEPS, exclusive=True)
     trained(factory.start(run), 0, 100, 0.3)
     factory.start(run)
     factory.end(run, State.SUCCEEDED)
@@ -97,7 +97,7 @@ def test_one_attempt_is_told_by_its_ranks(alice: Any) -> None:
 )
 def test_processes_that_were_on_a_gpu_make_a_run_one_to_repeat(told: dict[str, Any], kept: Any, alice: Any) -> None:
     """An older worker tells of none."""
-    run = factory.queued(alice, train=STEPS)
+    run = factory.queued(alice, train=STEPS, exclusive=True)
     attempt = factory.start(run)
     trained(attempt, 0, 100, None)
     head = {"kind": "summary", "rank": 0, "t": 0.0, "steps": 100, "cpu_others": None}
