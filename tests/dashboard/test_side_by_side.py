@@ -63,8 +63,11 @@ def test_no_run_is_called_faster_than_another(reader: Client, alice: Any) -> Non
     pair = overview(two, two[0])
     told = compare.verdict(pair, [row for row in pair.rows if row is not pair.baseline])
     assert SIDE_BY_SIDE in told and not any("faster" in said and said != SIDE_BY_SIDE for said in told)
+    study.settings["side_by_side"] = True
+    study.save()
     page = plain(reader.get(f"/studies/{study.pk}/").content.decode())
     assert SIDE_BY_SIDE in page and "fastest" not in page
+    assert page.count('id="loss"') == 1 and page.index('id="loss"') < page.index('aria-label="Speedup"')
     questions = [(one.question, one.lines) for one in report_answers.of_overview(view, {})]
     assert questions[0] == ("Which is fastest, which slowest, and why?", [SIDE_BY_SIDE])
     assert not any("slowest" in question for question, _ in questions[1:])
