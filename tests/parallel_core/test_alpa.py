@@ -287,3 +287,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path.write_text(table(ModelSpec(layers=2, hidden=64, heads=4, seq=32)).model_dump_json())
     assert main(["plan", "--spec", "examples/pp2.json", "--table", str(path)]) == 2
     assert "the profile is of another model" in capsys.readouterr().err
+
+
+def test_a_batch_norm_never_gets_a_single_sample() -> None:
+    """Its plans have micro-batches of two or more a replica; with one sample alone there is no plan, and no error."""
+    model = {"kind": "resnet50", "width": 8, "image": 32}
+    spec = RunSpec.model_validate({"model": model, "train": {"global_batch": 16, "corpus": "digits"}})
+    machine = Analytic(1e9, 1e9, 1e9, 2)
+    costs = LayerCosts(spec, machine, 2)
+    assert costs.shardings(1, 1) and not costs.shardings(2, 1)
+    found = Search(costs, Mesh(1, 2), 8).best()
+    assert found is not None and all(stage.dp == 1 for stage in found.stages)
+    assert Search(LayerCosts(spec, machine, 1), Mesh(1, 2), 16).best() is None

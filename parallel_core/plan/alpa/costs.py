@@ -16,6 +16,7 @@ samples, so nothing moves between `data` and `sequence`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from pydantic import ValidationError
 
-from parallel_core.outline import UnitCost, block_of
+from parallel_core.outline import UnitCost, block_of, outline_of
 from parallel_core.outline.recompute import rebuilt, recompute_fields
 from parallel_core.outline.splits import Cut, cut_fields
 from parallel_core.plan.strategy import step_flops
@@ -170,7 +171,7 @@ class LayerCosts:
         self.spec, self.machine, self.samples = spec, machine, samples
         self.units = spec.model.units()
         self._size, self._main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
-        self._edges = boundary_elements(self._alone(1, 1))
+        self._edges = [math.prod(shape) if shape else 0 for shape in outline_of(spec.model).boundaries()]
         self.shardings = lru_cache(maxsize=None)(self._shardings)
 
     def _alone(self, samples: int, tp: int, cut: Cut = "pairs") -> RunSpec:
@@ -180,21 +181,22 @@ class LayerCosts:
         return RunSpec.model_validate({"model": self.spec.model.model_dump(), "parallel": parallel, "train": train})
 
     def _shardings(self, dp: int, tp: int) -> list[list[LayerSharding]] | None:
-        """Ways of each layer on a mesh of dp x tp; None if dp does not divide the samples."""
+        """Ways of each layer on a mesh of dp x tp; None if dp does not divide the samples, or no run has such a share,
+        as with a single sample for a batch norm."""
         samples, over = divmod(self.samples, dp)
         if over or not samples:
             return None
         found: list[list[LayerSharding]] = [[] for _ in self.units]
         if tp == 1:
             self._add(found, "data", samples, 1, Replicas(dp))
-            return found
+            return found if all(found) else None
         for cut in CUTS:
-            with suppress(ValidationError, CannotPredict):  # the width does not divide the model, or was not profiled
+            with suppress(CannotPredict):  # the width was not profiled
                 self._add(found, CUTS[cut][0], samples, tp, Replicas(dp, tp), cut)
         if samples % tp == 0:
             self._add(found, "data", samples // tp, 1, Replicas(dp * tp))
         self._add(found, "replicated", samples, 1, Replicas(dp, tp))
-        return found
+        return found if all(found) else None
 
     def _add(
         self,
@@ -205,7 +207,11 @@ class LayerCosts:
         replicas: Replicas,
         cut: Cut = "pairs",
     ) -> None:
-        spec = self._alone(samples, tp, cut)
+        """Adds a way of each layer; none if no run has such a share."""
+        try:
+            spec = self._alone(samples, tp, cut)
+        except ValidationError:
+            return
         last = len(self.units) - 1
         costs, outputs = unit_costs(spec), [*boundary_elements(spec)[1:], 0]
         for unit, (seconds, cost, kept, output) in enumerate(
