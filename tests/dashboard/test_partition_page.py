@@ -18,7 +18,7 @@ from dashboard.runs import services
 from parallel_core.analysis.quantities import count_text
 from parallel_core.plan.alpa.plans import OPTIMUM, OVERSIZE
 from parallel_core.plan.room import FRAMEWORK
-from parallel_core.searches.alpa import Answer
+from parallel_core.searches.alpa import Answer, Question
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
@@ -278,19 +278,18 @@ def test_plans_count_the_states_of_the_chosen_optimizer(member: Client, profile:
     """AdamW's unless another is chosen, whatever the run trained with whose spec was profiled."""
     profile.spec = with_optimizer(profile.spec, "plain-sgd")
     profile.save()
-    fleet, alpa = {}, {}
-    for name, momentum in (("", 0.9), ("sgd", 0.9), ("plain-sgd", 0.0)):
-        about = f"?profile={profile.pk}&devices=1&workers=1&samples=4&optimizer={name}"
-        page = answered(member, f"/partition/fleet/{about}").context["page"]
+    fleet = {}
+    for name, states in (("", 2), ("plain-sgd", 0)):
+        page = answered(member, f"/partition/fleet/?profile={profile.pk}&devices=1&optimizer={name}").context["page"]
         fleet[name] = min(split.memory for split in page.found.able)
         assert page.sentences()[1].endswith(f" with {named(name)}.")
         first = page.rows()[0].address
         train = RunSpec.model_validate_json(parse_qs(urlsplit(first).query)["spec"][0]).train
-        assert (train.optimizer, train.momentum) == (name.removeprefix("plain-") or "adamw", momentum)
-        part = answered(member, f"/partition/alpa{about}", part=True).context["part"]
-        alpa[name] = part.found.rows[0].memory
+        assert train.optimizer_states == states
+    assert fleet[""] > fleet["plain-sgd"]
+    for name, states in (("", 2), ("sgd", 1), ("plain-sgd", 0)):
+        part = Part(profile, 4, 1, "paper", None, name)
+        assert Question.model_validate(part._question()).spec.train.optimizer_states == states
         assert part.optimizer == named(name)
-    for memory in (fleet, alpa):
-        assert memory[""] > memory["sgd"] > memory["plain-sgd"]
     refused = member.get(f"/partition/fleet/?profile={profile.pk}&optimizer=lion").content.decode()
     assert "must be adamw, sgd or plain-sgd" in plain(refused)
