@@ -169,7 +169,7 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     profile = Profile.objects.filter(prediction__run=run).select_related("worker").defer("table").first()
     elsewhere = _elsewhere(said, hosts)
     left_out = elsewhere or _untimed(said, hosts, spec.train.device) or _of_another(profile, workers)
-    noisy = not is_quiet(summary)
+    noisy = not is_quiet(summary) or run.shares_hosts
     if replays.from_elsewhere(said, workers):
         Prediction.objects.filter(pk=said.pk).update(replayed=None, replayed_seconds=None)
     Prediction.objects.filter(pk=said.pk).update(

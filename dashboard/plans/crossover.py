@@ -130,7 +130,7 @@ def dots(case: CrossoverCase, along: Along) -> list[Dot]:
 def _runs() -> list[Run]:
     """The runs of a GPT that were timed, and are not known or suspected to be disturbed."""
     listed = Run.objects.filter(state=State.SUCCEEDED, injected=[]).order_by("-id")[:RECENT]
-    timed = [run for run in listed if _step(run) and is_quiet(run.summary)]
+    timed = [run for run in listed if _step(run) and is_quiet(run.summary) and not run.shares_hosts]
     return [run for run in timed if run.spec.get("model", {}).get("kind", "gpt") == "gpt"]
 
 

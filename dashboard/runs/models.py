@@ -143,6 +143,11 @@ class Run(models.Model):
         return self.name
 
     @property
+    def shares_hosts(self) -> bool:
+        """Whether it belongs to a study whose runs go side by side, so that its times are not compared."""
+        return self.study_id is not None and not self.exclusive
+
+    @property
     def generates(self) -> bool:
         """Whether it generates text."""
         return "prompt" in self.task

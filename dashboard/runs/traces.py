@@ -113,7 +113,7 @@ def baseline(run: Run) -> tuple[Run, Breakdown] | None:
     several an undisturbed one, then the first.
     """
     study = run.study
-    if study is None:
+    if study is None or run.shares_hosts:
         return None
     mine = RunSpec.stored(run.spec)
     singles = _nearby(run, standing(study.runs.filter(devices=1).exclude(pk=run.pk).order_by("position", "pk")))

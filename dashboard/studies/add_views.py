@@ -39,7 +39,7 @@ def add_run(request: HttpRequest, pk: int) -> HttpResponse:
         except services.Invalid as error:
             form.show(error.field_errors)
         else:
-            messages.success(request, f"“{run.name}” was put after the runs of this study.")
+            messages.success(request, f"“{run.name}” joined the runs of this study.")
             return redirect("studies:page", pk)
     return _page(request, study, form, status=422)
 

@@ -45,8 +45,10 @@ class Answer:
 def of_overview(view: Overview) -> list[Answer]:
     """The answers for a study: lowest loss, memory, largest model, exactness, pipelining, recomputation, use of its
     devices by others."""
-    made = (_lowest(view), _memory(view), _largest(view), _exactness(view), _pipelines(view))
-    return [answer for answer in (*made, *recomputation(view), _quiet(view)) if answer]
+    made = (_lowest(view), _memory(view), _largest(view), _exactness(view))
+    if view.side_by_side:
+        return [answer for answer in made if answer]
+    return [answer for answer in (*made, _pipelines(view), *recomputation(view), _quiet(view)) if answer]
 
 
 def _lowest(view: Overview) -> Answer | None:

@@ -117,10 +117,10 @@ def ranking(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Ranking | None
 
 
 def _one_limit(done: Sequence[Run], specs: Mapping[int, RunSpec]) -> float:
-    """Minutes of the time limit at which all of several runs left; 0 if any did not, the limits differ, or any began at
-    a checkpoint: each attempt has the whole limit again."""
+    """Minutes of the time limit at which all of several runs left; 0 if any did not, the limits differ, any shared its
+    host with others, or any began at a checkpoint: each attempt has the whole limit again."""
     limits = {specs[run.pk].train.max_minutes if run.cause == LEFT else 0.0 for run in done}
-    if len(done) < 2 or len(limits) > 1 or limits == {0.0}:
+    if len(done) < 2 or len(limits) > 1 or limits == {0.0} or any(run.shares_hosts for run in done):
         return 0.0
     resumed = Attempt.objects.filter(run__in=[run.pk for run in done], begins__step__gt=0)
     return 0.0 if resumed.exists() else limits.pop()

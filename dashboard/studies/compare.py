@@ -201,7 +201,10 @@ class Reaches(NamedTuple):
 
 
 def time_to_loss(view: Overview) -> Reaches:
-    """As on a study's page, losses are averaged over some steps: a single batch may be low by chance."""
+    """As on a study's page, losses are averaged over some steps: a single batch may be low by chance. None of runs that
+    shared hosts."""
+    if view.side_by_side:
+        return Reaches()
     race = streams.race(view)
     found = [(row, reach) for row in view.rows if (reach := race.reaches.get(row.run.pk))]
     over = race.over * view.losses.every

@@ -155,7 +155,7 @@ def _in_order(view: Overview, runs: list[Run]) -> list[Row]:
 def _scaling(rows: list[Row], places: Mapping[int, Place]) -> Finding | None:
     """For two runs, whether more devices gained less than they should: judged by times, so only if undisturbed, and on
     the same machines or more of their kind."""
-    if len(rows) != 2 or any(row.entry.disturbed for row in rows):
+    if len(rows) != 2 or any(row.entry.disturbed or row.run.shares_hosts for row in rows):
         return None
     first, second = (places.get(row.run.pk, NOWHERE) for row in rows)
     if second.elsewhere(first):
@@ -170,7 +170,9 @@ def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
         made |= {"speedup": None, "tradeoff": None}
     if len(rows) <= MAX_DRAWN:
         made |= {"loss": _losses(view, rows), **held_out.chart(view), "steps": figures.steps(view)}
-    if len(rows) == len(like.rows) == 2:
+    if view.side_by_side:
+        made["tradeoff"] = None
+    elif len(rows) == len(like.rows) == 2:
         made["waterfall"] = figures.difference(rows[0], rows[1])
     return made
 

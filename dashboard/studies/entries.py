@@ -80,6 +80,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
     ideal = setting.over_baseline(run, spec)
     alike = spec.model.kind == setting.base_spec.model.kind  # there is no speedup between different kinds
     shown = alike and step is not None and setting.base_step is not None and (done or run.state not in ENDED)
+    shown = shown and not (run.shares_hosts or setting.base.shares_hosts)
     gain = speedup(setting.base_step, step) if shown and setting.base_step and step else None
     baseline, base_batch = run.pk == setting.base.pk, setting.base_spec.train.global_batch
     label = f"{label}, broken" if run.injected and not label.startswith("Broken") else label

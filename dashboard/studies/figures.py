@@ -50,15 +50,12 @@ USUAL, ROOM = 95, 1.25
 
 
 def of_overview(view: Overview) -> dict[str, Chart]:
-    """speedup, breakdown, memory, capacity and tradeoff, by key; they need no query beyond the overview's."""
+    """speedup, breakdown, memory, capacity and, of times that can be compared, tradeoff, by key; they need no query
+    beyond the overview's."""
     like = view.like_for_like  # the time of another kind of model is not held against the baseline's
-    made = (
-        speedups(view),
-        breakdowns(view),
-        memories(view),
-        capacity.chart(view.entries, view.room),
-        tradeoff.chart(like.entries, like.source),
-    )
+    made = [speedups(view), breakdowns(view), memories(view), capacity.chart(view.entries, view.room)]
+    if not view.side_by_side:
+        made.append(tradeoff.chart(like.entries, like.source))
     return {chart.key: chart for chart in made}
 
 

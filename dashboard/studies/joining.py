@@ -28,7 +28,7 @@ def check(study: Study, user: Any) -> None:
 def submit(
     *, owner: Any, study: Study, request: submission.Submission, also: services.Also = services.nothing_else
 ) -> Run:
-    """Queues a run in the study, to be run with nothing beside it; `also` gets it.
+    """Queues a run in the study, to be run with nothing beside it unless its runs go side by side; `also` gets it.
 
     Raises as `check` and `submission.submit` do, and Invalid if the study has been deleted meanwhile.
     """

@@ -142,7 +142,7 @@ class Overview:
     @property
     def side_by_side(self) -> bool:
         """Whether any run with a result belongs to a study whose runs share hosts."""
-        return any(row.entry.done and row.run.study_id and not row.run.exclusive for row in self.rows)
+        return any(row.entry.done and row.run.shares_hosts for row in self.rows)
 
     @property
     def no_race(self) -> str:

@@ -79,16 +79,15 @@ def of_overview(view: Overview, steps: Mapping[int, Trace]) -> list[Written]:
     if view.base is None or len(done) < 2:
         return []
     return [
-        *_of_speed(view, done),
-        Written("What would the speedup be with free communication?", *_free(done, steps)),
+        *_of_speed(view, done, steps),
         Written("Do the ranks run the same operators?", *_operators(done, steps)),
-        Written("How does recomputation help?", _recompute(view), [("Time against memory", "#tradeoff")]),
+        *([] if view.side_by_side else [_recomputation(view)]),
         Written("Which takes the least memory?", _memory(view), [("Memory", "#memory")]),
         Written("How many layers fit?", _layers(view), [("Largest model", "#capacity")]),
     ]
 
 
-def _of_speed(view: Overview, done: Sequence[Row]) -> list[Written]:
+def _of_speed(view: Overview, done: Sequence[Row], steps: Mapping[int, Trace]) -> list[Written]:
     """The answers that compare times; why there is none if the runs shared their hosts."""
     fastest = "Which is fastest, which slowest, and why?"
     if view.side_by_side:
@@ -98,6 +97,7 @@ def _of_speed(view: Overview, done: Sequence[Row]) -> list[Written]:
         Written(
             "Is there a reason to use the slowest?", [_slowest(view, done)], [("Time against memory", "#tradeoff")]
         ),
+        Written("What would the speedup be with free communication?", *_free(done, steps)),
     ]
 
 
@@ -278,11 +278,11 @@ def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[st
     return list(said.values()) or ["No run of several ranks has been traced."], _to(*rows, tab="operators")
 
 
-def _recompute(view: Overview) -> list[str]:
-    found = answers.recomputation(view)
-    return [f"{one.question}: {one.answer}, {one.detail}" for one in found] or [
-        "Not measured: no two runs differ in recomputation alone."
-    ]
+def _recomputation(view: Overview) -> Written:
+    """What it saves, and for how much time."""
+    found = [f"{one.question}: {one.answer}, {one.detail}" for one in answers.recomputation(view)]
+    said = found or ["Not measured: no two runs differ in recomputation alone."]
+    return Written("How does recomputation help?", said, [("Time against memory", "#tradeoff")])
 
 
 def _memory(view: Overview) -> list[str]:

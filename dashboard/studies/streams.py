@@ -31,12 +31,12 @@ MOST_COLUMNS = 16
 def of_overview(view: Overview, target: float | None) -> tuple[dict[str, Chart], list[Answer]]:
     """The charts `versions` and `target`, and the memory compared with data parallelism; nothing if every run flushes.
 
-    `target` None: the lowest loss that every run reaches.
+    `target` None: the lowest loss that every run reaches. Runs that shared hosts do not race to it.
     """
     streams = [row for row in view.rows if not row.spec.parallel.flushes]
     if not streams:
         return {}, []
-    made = (_versions(streams), _target(view, target))
+    made = [_versions(streams), *([] if view.side_by_side else [_target(view, target)])]
     return {chart.key: chart for chart in made}, _against_dp(view, streams)
 
 

@@ -9,8 +9,11 @@ from django.test import Client
 
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
+from dashboard.ledger.models import Prediction, Profile
+from dashboard.ledger.services import settle
+from dashboard.runs import traces
 from dashboard.runs.models import Run, State
-from dashboard.studies import compare, figures, joining, report_answers, reruns, services
+from dashboard.studies import by_loss, compare, figures, joining, report_answers, reruns, services
 from dashboard.studies.forms import initial_of
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import SIDE_BY_SIDE
@@ -59,6 +62,7 @@ def test_no_run_is_called_faster_than_another(reader: Client, alice: Any) -> Non
     view = view_of(study)
     assert view.verdict[:2] == [FOUND, SIDE_BY_SIDE] and not any("fastest" in said for said in view.verdict)
     assert figures.speedups(view).title == view.on_times == SIDE_BY_SIDE
+    assert not any(entry.speed for entry in view.entries) and "tradeoff" not in figures.of_overview(view)
     two = list(study.runs.all()[:2])
     pair = overview(two, two[0])
     told = compare.verdict(pair, [row for row in pair.rows if row is not pair.baseline])
@@ -70,7 +74,37 @@ def test_no_run_is_called_faster_than_another(reader: Client, alice: Any) -> Non
     assert page.count('id="loss"') == 1 and page.index('id="loss"') < page.index('aria-label="Speedup"')
     questions = [(one.question, one.lines) for one in report_answers.of_overview(view, {})]
     assert questions[0] == ("Which is fastest, which slowest, and why?", [SIDE_BY_SIDE])
-    assert not any("slowest" in question for question, _ in questions[1:])
+    assert [question for question, _ in questions[1:]] == [
+        "Do the ranks run the same operators?",
+        "Which takes the least memory?",
+        "How many layers fit?",
+    ]
+    table = plain(reader.get(f"/studies/{study.pk}/report/").content.decode())
+    assert SIDE_BY_SIDE in table and "fastest:" not in table and "of the speed" not in table
+    runs = ",".join(str(run.pk) for run in study.runs.all()[:2])
+    compared = plain(reader.get(f"/compare/?runs={runs}").content.decode())
+    assert SIDE_BY_SIDE in compared and "of the earlier speed" not in compared
+
+
+def test_its_times_are_no_measurement_for_anything_else(alice: Any, profile: Profile) -> None:
+    """Neither for the record of predictions, nor for what splitting lost; nor is a loss of equal time compared."""
+    study = swept(alice, {0.001: 0.5, 0.01: 0.0})
+    first, second = study.runs.order_by("position")
+    assert traces.baseline(second) is not None
+    Run.objects.filter(study=study).update(exclusive=False)
+    first, second = study.runs.order_by("position")
+    assert traces.baseline(second) is None
+    for run, disturbed in ((first, True), (factory.finished(alice), False)):
+        Prediction.objects.filter(run=run).delete()
+        Prediction.objects.create(run=run, seconds=0.1)
+        settle(run, {**run.summary, "cpu_others": 0.0})
+        assert Prediction.objects.get(run=run).disturbed is disturbed
+    limited = {**first.spec, "train": {**first.spec["train"], "max_minutes": 5.0}}
+    study.runs.update(cause=by_loss.LEFT, spec=limited)
+    assert view_of(study).ranking is None
+    study.runs.update(exclusive=True)
+    found = view_of(study).ranking
+    assert found is not None and found.within == "in 5 minutes"
 
 
 def test_other_processes_are_no_reason_to_run_it_again(alice: Any) -> None:
