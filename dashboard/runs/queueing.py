@@ -115,7 +115,8 @@ def _refusal(of: Run | Study, queued: list[Run], on: RunOn) -> str:
         return places.unknown(fleet)
     for one in sorted(queued, key=lambda run: run != of):
         train = one.spec.get("train", {})
-        shape = (one.devices, one.host_count, train.get("device"), train.get("corpus"), one.resume_run_id)
+        reads = (train.get("corpus"), train.get("weights"), one.resume_run_id)
+        shape = (one.devices, one.host_count, train.get("device"), *reads)
         if shape in seen:
             continue
         seen.add(shape)
