@@ -25,6 +25,14 @@ def flag(name: str, default: bool) -> bool:
     return os.environ.get(name, "1" if default else "0").lower() in {"1", "true", "yes", "on"}
 
 
+def whole(name: str, default: int) -> int:
+    """A whole number of at least 0."""
+    given = os.environ.get(name, "").strip() or str(default)
+    if not given.isdecimal():
+        raise ImproperlyConfigured(f"{name} is a whole number, 0 or more, not {given!r}.")
+    return int(given)
+
+
 def listed(name: str, default: str = "") -> list[str]:
     """The values between commas, without surrounding spaces."""
     return [value for part in os.environ.get(name, default).split(",") if (value := part.strip())]
@@ -162,6 +170,9 @@ CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://")
 
 STARTER_STUDY = flag("TRAINYARD_STARTER", True)
 """Whether a yard that has never had a run or a study queues the starter study."""
+
+THIN_AFTER_DAYS = whole("TRAINYARD_THIN_AFTER_DAYS", 0)
+"""Days after the end of a run when the spans of its older traced steps are dropped; 0: never."""
 
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"

@@ -14,15 +14,27 @@ from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.idempotency import Key, made_once
 from dashboard.api.paging import LISTS, PageNumber, page_of
+from dashboard.api.thin_schemas import ThinIn, ThinnedOut
 from dashboard.api.waiting import MOST_S
 from dashboard.json_values import clean
-from dashboard.runs import field_terms, generating, queueing, removal, resuming, selectors, services, submission
+from dashboard.runs import (
+    field_terms,
+    generating,
+    queueing,
+    removal,
+    resuming,
+    selectors,
+    services,
+    submission,
+    thinning,
+)
 from dashboard.runs import priority as levels
 from dashboard.runs import run_on as places
 from dashboard.runs.damaged import damaged
 from dashboard.runs.list_views import as_row
 from dashboard.runs.listing import EXAMPLE, moment
 from dashboard.runs.models import Run
+from dashboard.runs.thinned import thinned
 from dashboard.studies import joining
 from dashboard.studies.models import Study
 
@@ -178,6 +190,18 @@ def delete_run(request: HttpRequest, run_id: RunId) -> Any:
     return Status(204, None)
 
 
+@router.post(
+    "/{run_id}/free-space", auth=SUBMIT, response={200: s.Envelope[s.RunDetail], **s.refusals(400, *s.SEES, 422)}
+)
+def free_space(request: HttpRequest, run_id: RunId, payload: ThinIn) -> Any:
+    """Drops the spans of a run's older traced steps, and keeps its numbers and the newest traced steps; only for its
+    owner and admins. 422 if it has not ended, or has just ended."""
+    require_member(request)
+    run = run_of(run_id)
+    thinning.thin(runs=[run.pk], user=request.user, profiles=payload.profiles)
+    return {"data": detail(run)}
+
+
 @router.post("/{run_id}/generate", auth=SUBMIT, response={**MADE, **s.refusals(400, 401, 403, 404, 413, 422)})
 def generate(request: HttpRequest, run_id: RunId, payload: s.GenerateIn, key: Key = None) -> Any:
     """Queues a run that generates text from a checkpoint of this one. 422 with a message by field."""
@@ -243,6 +267,7 @@ def detail(run: Run) -> dict[str, Any]:
         "resume_from": None if run.resume_step is None else {"run": run.resume_run_id, "step": run.resume_step},
         **_checkpoints(run),
         "task": run.task,
+        "thinned": ThinnedOut.of(thinned(run)),
         "generated": clean(generating.api_record(run)),
         "waits_for": selectors.waiting(run).sentence,
         "hosts": run.host_count,

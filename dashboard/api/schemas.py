@@ -8,6 +8,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from ninja import Schema
 from pydantic import ConfigDict, Field
 
+from dashboard.api.thin_schemas import ThinnedOut
 from dashboard.fleet.run_on import MAX_RUN_ON
 from dashboard.runs.models import State
 from dashboard.runs.priority import WORDS as PRIORITIES
@@ -223,6 +224,7 @@ class RunDetail(RunOut):
     task: dict[str, Any] = Field(
         description="the text to generate, or the two workers whose `links` are timed; {} of a run that trains"
     )
+    thinned: ThinnedOut | None
     generated: dict[str, Any] | None = Field(
         description="tokens and texts of each sample, prefill and seconds of each token, kv_bytes of each rank, so far"
     )

@@ -21,4 +21,5 @@ def _missing(asked: int, choice: StepChoice) -> str:
     beside = [step for step in (choice.before, choice.behind) if step is not None]
     nearest, newest = min(beside, key=lambda step: abs(step - asked)), choice.steps[-1]
     more = "" if nearest == newest else f", the newest is step {newest}"
-    return f"Step {asked} was not traced: the nearest that was is step {nearest}{more}."
+    said = "was not traced, or was dropped to free space" if choice.thinned else "was not traced"
+    return f"Step {asked} {said}: the nearest that was is step {nearest}{more}."

@@ -28,12 +28,12 @@ from dashboard.control.dispatch import Asked, ControlMessage, send_messages, sen
 from dashboard.control.durability import sync_commits
 from dashboard.control.guard import Guard
 from dashboard.control.ingest import Ingest
+from dashboard.control.leisure import Leisure
 from dashboard.control.lock import lock_of_database
 from dashboard.control.restoring import store_asked
 from dashboard.control.starter import Starter
 from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.suspects import UNREACHABLE, Suspects
-from dashboard.control.tidying import clear_sessions, delete_slice
 from dashboard.control.wire import Entry, Reader
 from dashboard.fleet.listening import STAMP_EVERY_S, stamp
 from dashboard.fleet.selectors import RETURNS_S, reporting
@@ -57,11 +57,6 @@ sweep can find hardly anything that the clocks do not show."""
 FRESH_S = 1.5 * HEARTBEAT_S
 """Age of a worker's last heartbeat up to which runs are placed on it: one that is late may be dead. Until its lease is
 over, runs that belong there wait for it."""
-SESSIONS_EVERY_S = 24 * 3600.0
-TIDYING_S = 0.05
-"""Seconds of a turn after which nothing more is deleted of deleted runs."""
-TIDY_AGAIN_S = 60.0
-"""Seconds until what nobody waits for is tried again after it failed: it may fail each time."""
 SYNC_EVERY_S = 1.0
 """Interval at which commits are synced to the disk: what a loss of power costs at most."""
 FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
@@ -95,7 +90,7 @@ class Controller:
         self._asked = Asked()
         self._away = ""
         self._unsynced = False
-        self._remains = True  # of deleted runs; looked for after each sweep
+        self._leisure = Leisure(self._guard, self._changes)
         self._sender = Sender(self._stopping)
         self._settled: dict[tuple[str, int], ControlMessage] = {}  # held back until their commits are on the disk
 
@@ -143,7 +138,7 @@ class Controller:
         self._send_settled()
         if read.caught_up:
             self._look_after()
-            self._tidy()
+            self._news |= self._leisure.turn()
         else:
             self._listened_at = None  # a backlog: silence does not count until it is read
         if self._away:
@@ -235,30 +230,6 @@ class Controller:
         starter = partial(self._guard.run, "queue the starter study", self._starter.consider)
         self._every("starter", STARTER_EVERY_S, starter)
 
-    def _tidy(self) -> None:
-        """Deletes what nobody waits for, for a moment at the end of a turn."""
-        self._at_leisure("sessions", SESSIONS_EVERY_S, "clear expired sessions", clear_sessions)
-        if self._remains:
-            self._at_leisure("remains", 0.0, "delete what was measured of deleted runs", self._delete_remains)
-
-    def _at_leisure(self, name: str, seconds: float, what: str, action: Callable[[], None]) -> None:
-        """Does every so many seconds what nobody waits for; what that writes is no news. If it fails, even with the
-        loss of the connection, the turns until TIDY_AGAIN_S later go without it."""
-        now = time.monotonic()
-        if now - self._last.get(name, float("-inf")) < seconds:
-            return
-        self._last[name] = now - seconds + TIDY_AGAIN_S
-        self._news |= self._changes.any()
-        if self._guard.run(what, action, can_wait=True):
-            self._last[name] = now
-        self._changes.skip_own()
-
-    def _delete_remains(self) -> None:
-        until = time.monotonic() + TIDYING_S
-        while (left := delete_slice()) and time.monotonic() < until:
-            pass
-        self._remains = left
-
     def _hosts_changed(self) -> bool:
         """Notes which workers are alive and fresh; returns whether runs may have to be placed because of that. A late
         heartbeat alone is no reason: it takes devices away for a moment."""
@@ -269,7 +240,7 @@ class Controller:
 
     def _sweep(self) -> None:
         """Looks for cancels, expired leases and queued runs to place. What it writes is news for the next turn."""
-        self._news, self._remains = False, True
+        self._news, self._leisure.remains = False, True
         self._guard.run("handle cancels", lambda: send_messages(self._redis, sweeps.sweep_cancels()))
         self._look_at_clocks()
         self._guard.run("place queued runs", self._place)

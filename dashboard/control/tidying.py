@@ -38,7 +38,7 @@ def delete_slice(apps: Apps = installed) -> bool:
     for kind, field in (*CHUNKS, (OpenWaits, "data")):
         every = _rows_of(apps, kind)
         rows = every.filter(attempt=attempt).order_by().values_list("pk", Length(field))[:SLICE_ROWS]
-        if pks := _first(rows):
+        if pks := a_slice(rows):
             every.filter(pk__in=pks).delete()
             return True
     attempts.filter(pk=attempt).delete()
@@ -70,7 +70,7 @@ def _applied(loader: MigrationLoader) -> Apps:
     return loader.project_state([one for one in loader.graph.nodes if one in loader.applied_migrations]).apps
 
 
-def _first(rows: Iterable[tuple[int, int | None]]) -> list[int]:
+def a_slice(rows: Iterable[tuple[int, int | None]]) -> list[int]:
     """As many of the first rows, of (pk, bytes), as reach SLICE_BYTES."""
     pks, size = list[int](), 0
     for pk, own in rows:

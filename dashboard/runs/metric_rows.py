@@ -13,6 +13,7 @@ from django.db.models import Max, Min, QuerySet, Sum
 from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, RankInfo, Run, SeriesChunk, SpanChunk
 from dashboard.runs.page_verdict import target_of
+from dashboard.runs.thinned import thinned
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
 from parallel_core.analysis.quantities import figure_text, rate_text, seconds_text, significant
 from parallel_core.observe.cuda_recorder import CudaSpanRecorder
@@ -164,12 +165,24 @@ def metrics_of(run: Run) -> list[Metric]:
     precision, flushes = run.spec.get("train", {}).get("precision"), RunSpec.stored(run.spec).parallel.flushes
     own = (metric for metric in METRICS if metric.only in ("", precision) and not (metric.by_stage and flushes))
     found = [_worded(metric, run) for metric in own]
-    metering = RankInfo.objects.filter(attempt__run=run, rank=0, hello__waits=True)
-    attempt = metering.order_by("-attempt__number").values_list("attempt", flat=True).first()
+    attempt = _metering(run)
     if attempt is None:
         return found
     said = _metered_steps(run, attempt)
     return [replace(metric, measured=metric.measured.replace(_TRACED, said)) for metric in found]
+
+
+def _metering(run: Run) -> int | None:
+    """The newest attempt that measured shares in every step, or in one of every few."""
+    metering = RankInfo.objects.filter(attempt__run=run, rank=0, hello__waits=True)
+    return metering.order_by("-attempt__number").values_list("attempt", flat=True).first()
+
+
+def metered_every(run: Run) -> int:
+    """Shares were measured in one of so many steps; 1 also where none were."""
+    attempt = _metering(run)
+    shares = SeriesChunk.objects.filter(attempt=attempt, rank=0, name=SHARE_SERIES[0])
+    return _stride(attempt, shares) if attempt is not None and shares.exists() else 1
 
 
 def _metered_steps(run: Run, attempt: int) -> str:
@@ -184,7 +197,8 @@ def _metered_steps(run: Run, attempt: int) -> str:
     number = last - steps["first"] + 1
     if have["count"] >= number:
         return "every step"
-    apart = _stride(attempt, shares)
+    dropped = thinned(run)  # then its traced steps no longer tell
+    apart = dropped.every if dropped else _stride(attempt, shares)
     why = f" (one in {apart}: each has over {apart * _most_spans(run) // 2} spans)" if apart > 1 else ""
     return f"{have['count']} of {number} steps{why}"
 

@@ -25,6 +25,7 @@ from dashboard.runs.measured import (
     SpanChunk,
 )
 from dashboard.runs.priority import Priority
+from dashboard.runs.thinned import Thinned
 from dashboard.uids import new_uid
 from parallel_core.observe.trace_request import HOWS
 
@@ -46,6 +47,7 @@ __all__ = [
     "SeriesChunk",
     "SpanChunk",
     "State",
+    "Thinned",
 ]
 
 

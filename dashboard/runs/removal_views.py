@@ -1,14 +1,15 @@
-"""Deletes runs in the browser, after a page that says what will go; for one run or the ticked ones of the list."""
+"""Deletes runs in the browser, after a page that says what will go, or only what was traced of them; for one run or
+the ticked ones of the list."""
 
 from __future__ import annotations
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.guards import member_required
-from dashboard.runs import removal
+from dashboard.runs import removal, thinning
 from dashboard.runs.list_views import NONE_TICKED, back_to, ticked
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
@@ -36,4 +37,24 @@ def delete(request: HttpRequest) -> HttpResponse:
         return redirect(back)
     context = {"going": going, "back": back, "checkpoints": removal.checkpoints_sentence(going.runs)}
     context["space"] = space_sentence(Run.objects.filter(pk__in=[run.pk for run in going.runs]))
+    context["thinning"] = thinning.look(Run.objects.filter(pk__in=wanted), request.user)
     return render(request, "runs/delete.html", context)
+
+
+@require_POST
+@member_required
+def free_space(request: HttpRequest) -> HttpResponse:
+    """Drops most of what was traced of the given runs, those that it can be dropped of now, and keeps their numbers."""
+    wanted, back = ticked(request.POST), back_to(request)
+    going = thinning.look(Run.objects.filter(pk__in=wanted), request.user)
+    try:
+        profiles = "profiles" in request.POST
+        count = thinning.thin(runs=[run.pk for run in going.runs], user=request.user, profiles=profiles)
+    except Invalid as error:  # a run changed since the check above
+        messages.error(request, " ".join(error.field_errors.values()))
+        return redirect(back)
+    if count:
+        messages.success(request, f"The space of {plural_text(count, 'run')} is being freed; the numbers stay.")
+    else:
+        messages.info(request, "There is nothing to drop of these runs.")
+    return redirect("runs:page", wanted[0]) if len(wanted) == 1 and count else redirect(back)

@@ -16,6 +16,7 @@ from typing import Any
 from django.db.models import Count, QuerySet, Subquery
 
 from dashboard.runs.models import Run, SpanChunk
+from dashboard.runs.thinned import Thinned, thinned
 
 NEWEST = 100
 """How many of the newest steps are offered."""
@@ -28,7 +29,7 @@ class StepChoice:
     """`steps` are those offered, ascending, of `total`; `shown` is one of them, None where there is none.
 
     `asked` = the step asked for where it was not traced; then the newest one is shown. `marks` = what is said beside
-    steps of which spans were dropped.
+    steps of which spans were dropped. `thinned` = the older steps were dropped to free space.
     """
 
     steps: list[int]
@@ -38,6 +39,7 @@ class StepChoice:
     behind: int | None = None
     asked: int | None = None
     marks: Mapping[int, str] = field(default_factory=dict)
+    thinned: Thinned | None = None
 
     @property
     def options(self) -> list[tuple[int, str]]:
@@ -72,7 +74,7 @@ def step_choice(run: Run, asked: int | None) -> StepChoice:
     if total == NEWEST:
         total = found.order_by().aggregate(total=Count("step", distinct=True))["total"]
     choice = _offered(newest[::-1], below[::-1], here, above, total=total, asked=None if here else at)
-    return replace(choice, marks=_marks(run, choice.steps))
+    return replace(choice, marks=_marks(run, choice.steps), thinned=thinned(run))
 
 
 def _marks(run: Run, steps: Sequence[int]) -> dict[int, str]:

@@ -26,6 +26,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("export.csv", list_views.export_csv, name="export-csv"),
     path("export.json", list_views.export_json, name="export-json"),
     path("delete", removal_views.delete, name="delete"),
+    path("free-space", removal_views.free_space, name="free-space"),
     path("links", link_views.measure, name="links"),
     path("texts/", text_views.texts, name="texts"),
     path("texts/<int:pk>/delete", text_views.delete, name="delete-text"),

@@ -111,7 +111,7 @@ def test_a_turn_skips_no_commit_of_others_before_it_writes(
         return own(*entries)
 
     monkeypatch.setattr(controller, part, late)
-    controller._remains = part == "_summarise_one"
+    controller._leisure.remains = part == "_summarise_one"
     controller._news = False
     controller.turn()
     assert controller._news or controller._changes.any()

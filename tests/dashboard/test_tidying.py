@@ -12,7 +12,8 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 
 from dashboard.control import tidying
-from dashboard.control.controller import TIDY_AGAIN_S, Controller
+from dashboard.control.controller import Controller
+from dashboard.control.leisure import SLICES, TIDY_AGAIN_S
 from dashboard.fleet import selectors as fleet
 from dashboard.fleet.timeline import timeline
 from dashboard.runs import removal
@@ -95,7 +96,7 @@ def test_the_controller_goes_on_where_another_was_killed(
     removal.delete(runs=[run.pk], user=alice)
     monkeypatch.setattr(tidying, "SLICE_BYTES", 1)
     tidying.delete_slice()
-    monkeypatch.setattr("dashboard.control.controller.TIDYING_S", 0.0)
+    monkeypatch.setattr("dashboard.control.leisure.TIDYING_S", 0.0)
     successor = Controller()
     for _ in range(3):
         successor.turn()
@@ -114,16 +115,17 @@ def test_what_cannot_be_deleted_now_stops_nothing_else(
     def broken() -> bool:
         raise ValueError("a damaged page")
 
+    what = "delete what was measured of deleted runs"
     removal.delete(runs=[ended(alice).pk], user=alice)
     with monkeypatch.context() as patch:
-        patch.setattr("dashboard.control.controller.delete_slice", broken)
+        patch.setitem(SLICES, what, broken)
         for _ in range(2):
             controller.turn()
     (failure,) = controller._guard.failing
-    assert failure["what"] == "delete what was measured of deleted runs" and failure["times"] >= 1
+    assert failure["what"] == what and failure["times"] >= 1
     assert failure["times"] == 1, "it is not tried in each turn"
     assert rows() > 0
-    controller._last["remains"] -= TIDY_AGAIN_S
+    controller._leisure._last[what] -= TIDY_AGAIN_S
     for _ in range(3):
         controller.turn()
     assert rows() == 0 and not controller._guard.failing

@@ -1,0 +1,35 @@
+"""What the API takes and returns on freeing the space of a run (runs.thinning)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ninja import Field, Schema
+from pydantic import ConfigDict
+
+from dashboard.runs.thinned import Thinned
+
+
+class ThinnedOut(Schema):
+    """That the spans of older traced steps were dropped to free space, and which steps stay. `profiles`: so were the
+    files of torch.profiler and memory snapshots."""
+
+    at: datetime
+    by: str | None = Field(description="who asked for it; null: due to their age")
+    dropped: int = Field(description="number of traced steps whose spans were dropped")
+    kept: list[int]
+    profiles: bool
+
+    @classmethod
+    def of(cls, one: Thinned | None) -> ThinnedOut | None:
+        if one is None:
+            return None
+        who = one.by.get_username() if one.by else None
+        return cls(at=one.at, by=who, dropped=one.dropped, kept=one.keep, profiles=one.profiles)
+
+
+class ThinIn(Schema):
+    """`profiles`: also drop the files of torch.profiler and memory snapshots."""
+
+    model_config = ConfigDict(extra="forbid")
+    profiles: bool = False
