@@ -1,4 +1,4 @@
-"""The sentence on top of a run's page for every state, and for a failed run the one change that would fix it."""
+"""The sentence on top of a run's page for every state."""
 
 from __future__ import annotations
 
@@ -8,30 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.control.dispatch import resume_from
-from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import generating, linking, resuming, selectors, text_times
+from dashboard.runs import generating, linking, selectors, text_times
 from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.page_fix import fix
 from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.queue import queue_order, queued_runs
-from dashboard.runs.spreading import Files
-from dashboard.runs.submission import offered_to
 from parallel_core.analysis.diagnosis.divergence import skipped_of, what_is_skipped
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
 from parallel_core.outline import outline_of
-from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage
 from parallel_core.plan.strategy import idle_share
 from parallel_core.schedule.text import spoken
 from parallel_core.spec import RunSpec
 
 LOG_LINES = 10
 AHEAD_SHOWN = 5
-NO_SPACE = "No space left on device"
-"""The operating system's message about a full disk."""
 
 CAUSES = {
     "user_code": "an error in the training code",
@@ -270,71 +264,6 @@ def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
     if where.get("step", 0) < 0:
         return f"Rank {rank} was last seen {where.get('op') or 'starting'}, before its first step."
     return f"Rank {rank} was last seen at step {where.get('step')} in {spoken(where.get('op') or 'no operation')}."
-
-
-def fix(run: Run) -> str:
-    """The one change that would most likely fix a failed run."""
-    if run.cause == "out_of_memory":
-        return _less_memory(run)
-    if "ReplicasDiffer" in run.detail:
-        return "Resume from an earlier checkpoint, on another device: a device or its memory changed a value."
-    if NO_SPACE in run.detail:
-        return f"{_again(run)} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
-    if run.resume_run and _of_its_checkpoint(run):
-        return _elsewhere(run.resume_run, run.resume_step, generates=run.generates)
-    again = _again(run)
-    return {
-        "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
-        "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
-        "worker_lost": f"{again} with one retry: it then starts again by itself when a worker is lost.",
-        "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
-        "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
-        "not_finite": f"{again} at a lower learning rate, or one that warms up (train.lr_warmup_steps).",
-        "refused": "Bring worker and dashboard to the same version, then clone it.",
-    }.get(run.cause, "Clone it; the log below says more.")
-
-
-def _of_its_checkpoint(run: Run) -> bool:
-    """Whether it failed because the checkpoint it was to begin from is gone, damaged or of another model."""
-    return "CheckpointError" in run.detail or (run.cause == "refused" and "checkpoint" in run.detail.lower())
-
-
-def _elsewhere(source: Run, step: int | None, *, generates: bool) -> str:
-    """What to begin from instead of the source's checkpoint of `step`: the newest other one, or nothing."""
-    do = "Generate" if generates else "Resume it"
-    if others := [own for own in resuming.sound(source) if own != step]:
-        return f"{do} from another checkpoint of run {source.pk}: step {others[-1]}."
-    what = f"Clone run {source.pk}, which makes new ones" if generates else "Clone it with nothing in Resume from"
-    return f"Run {source.pk} has no other checkpoint. {what}."
-
-
-def _again(run: Run) -> str:
-    """How to do the rest of the run."""
-    if run.between:
-        return "Time the links again on Fleet"
-    steps = resuming.sound(run)
-    return f"Resume it from step {steps[-1]}" if steps else "Clone it"
-
-
-def _less_memory(run: Run) -> str:
-    """The cheapest change by which it is predicted to fit. Without a cap the limit is not known here, so 10 % less than
-    predicted is aimed at; nothing is named where that takes too long to count."""
-    spec, fleet = RunSpec.stored(run.spec), FleetSnapshot.now().narrowed(run.chosen_devices)
-    if not spec.trace.memory_cap and not counted(spec):
-        return f"Clone it with a smaller model or batch. {NOT_COUNTED}"
-    limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
-    begins = resume_from(run)
-    alone, _, offered = offered_to(spec, fleet, Files.of(fleet), begins=begins, host_count=run.host_count)
-    here = offered.most(alone)
-    fixes = tried_fixes(spec, limit, here)[0] if here else ()
-    beyond = "" if fixes or not here else f" That takes more devices than one run can have here: {here}."
-    if beyond and alone:
-        beyond += f" All its ranks must be on one host, because {alone}."
-    fixes, all_tried = (fixes, True) if fixes else tried_fixes(spec, limit)
-    if not fixes:
-        return f"{none_fits(all_tried)}: clone it with a smaller model or batch."
-    first = fixes[0]
-    return f"Clone it and {first.text}: the worst rank is then predicted to need {bytes_text(first.total)}.{beyond}"
 
 
 def target_of(run: Run) -> str:

@@ -41,6 +41,8 @@ class ThinningPlan:
     profiles: int = 0
     dropped: int = 0
     traced: int = 0
+    late: bool = False
+    """Whether other runs have just ended."""
 
     @property
     def worth_it(self) -> bool:
@@ -49,7 +51,8 @@ class ThinningPlan:
 
 def look(runs: QuerySet[Run], user: Any) -> ThinningPlan:
     """What can be freed now of these runs: of those that `user` may change, which have ended."""
-    able = [run for run in runs.select_related("thinned") if not why_not(run, user)]
+    mine = [run for run in runs.select_related("owner") if may_change(user, run) and run.state in ENDED]
+    able = [run for run in mine if run.at_rest]
     found, size, profiles, dropped, traced = list[Run](), 0, 0, 0, 0
     for run in able:
         one = planned(run)
@@ -59,7 +62,7 @@ def look(runs: QuerySet[Run], user: Any) -> ThinningPlan:
             found.append(run)
         size, profiles = size + own, profiles + files
         dropped, traced = dropped + one.dropped, traced + one.dropped + len(one.keep)
-    return ThinningPlan(found, size, profiles, dropped, traced)
+    return ThinningPlan(found, size, profiles, dropped, traced, late=len(able) < len(mine))
 
 
 def why_not(run: Run, user: Any) -> str:

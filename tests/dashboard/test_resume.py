@@ -17,7 +17,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
 from dashboard.runs import queue, removal, services, spec_fields, states
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.page_verdict import fix
+from dashboard.runs.page_fix import fix
 from parallel_core.analysis.meters import Work
 from parallel_core.observe.records import encode
 from parallel_core.spec import RunSpec

@@ -12,8 +12,9 @@ from django.urls import reverse
 from dashboard.fleet.models import Worker
 from dashboard.runs import states
 from dashboard.runs.models import Attempt, Checkpoint, LogChunk, Run, State
+from dashboard.runs.page_fix import fix
 from dashboard.runs.page_tabs import TABS
-from dashboard.runs.page_verdict import fix, verdict
+from dashboard.runs.page_verdict import verdict
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 from tests.dashboard.test_run_page import PIPELINE, html

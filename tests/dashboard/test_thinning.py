@@ -135,6 +135,7 @@ def test_only_ended_runs_of_ones_own(member: Client, reader: Client, alice: Any,
         assert why in caught.value.field_errors["run"]
     with pytest.raises(PermissionDenied):
         thinning.thin(runs=[theirs.pk, late.pk], user=alice)
+    assert "data-late" in member.get(f"/runs/delete?runs={late.pk}").content.decode()
     page = member.post("/runs/free-space", {"runs": [theirs.pk, queued.pk, late.pk]}, follow=True)
     assert "There is nothing to drop of these runs." in page.content.decode()
     assert reader.post("/runs/free-space", {"runs": [theirs.pk]}).status_code == 403

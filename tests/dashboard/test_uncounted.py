@@ -9,7 +9,7 @@ import pytest
 
 from dashboard.runs import page_memory
 from dashboard.runs.models import Run, State
-from dashboard.runs.page_verdict import fix
+from dashboard.runs.page_fix import fix
 from dashboard.studies import entries, fit, fit_views
 from dashboard.studies.variants import Skipped, Variant
 from parallel_core.plan import memory, peak

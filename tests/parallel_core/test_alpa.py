@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from parallel_core.cli import main
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import Analytic, LayerCosts, LayerSharding, Measured
-from parallel_core.plan.alpa.inter import Mesh, Plan, Search, Stage
+from parallel_core.plan.alpa.inter import Mesh, Plan, Search
 from parallel_core.plan.alpa.intra import Chain, fastest, solve, within
 from parallel_core.plan.alpa.plans import MIXED, UNEVEN, summary, with_alternatives
+from parallel_core.plan.alpa.programme import Stage
 from parallel_core.plan.cluster.efficiency import Machine as PlannerMachine
 from parallel_core.plan.cluster.efficiency import fitted
 from parallel_core.plan.cluster.hardware import clusters

@@ -17,12 +17,12 @@ from itertools import combinations, pairwise
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallel_core.outline import block_of
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import LayerCosts, LayerSharding, uniform
 from parallel_core.plan.alpa.intra import Chain, fastest, solve, within
+from parallel_core.plan.alpa.programme import Programme, Stage, Table
 from parallel_core.searches import ProgressCallback, silent
 
 MOST_GROUPS = 24
@@ -36,23 +36,6 @@ SEARCH_S = 300.0
 wall, as the process may get a small part of a core, and whoever waits for it gives up by that clock."""
 Shape = tuple[int, Sequence[tuple[int, int]]]
 """Devices of a submesh, and its logical views (dp, tp)."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Layers first .. stop - 1 on a mesh of dp x tp devices: seconds of one micro-batch, bytes a device."""
-
-    first: int
-    stop: int
-    dp: int
-    tp: int
-    shardings: tuple[LayerSharding, ...]
-    seconds: float
-    memory: float
-
-    @property
-    def devices(self) -> int:
-        return self.dp * self.tp
 
 
 @dataclass(frozen=True)
@@ -226,7 +209,7 @@ class Search:
                 return free
         tables, sizes = self._tables(shapes, cut), [size for size, _ in shapes]
         candidates = np.unique(np.concatenate([table.seconds[np.isfinite(table.seconds)] for table in tables])).tolist()
-        programme = _Programme(tables, sizes, self.mesh.devices)
+        programme = Programme(tables, sizes, self.mesh.devices)
         start = bisect_left(candidates, True, key=lambda t_max: programme.solve(t_max) is not None)
         best: Plan | None = None
         for t_max in candidates[start :: max(1, (len(candidates) - start) // MOST_T_MAX)]:
@@ -243,7 +226,7 @@ class Search:
             stage = self.stage(found.first, found.stop, found.dp, found.tp, len(stages) - i, cut)
             yield stage or found
 
-    def _tables(self, shapes: Sequence[Shape], cut: Cut | None) -> list[_Table]:
+    def _tables(self, shapes: Sequence[Shape], cut: Cut | None) -> list[Table]:
         """[s] -> the possible stages where s + 1 stages are left, itself included; entries are shared where as many
         micro-batches are in flight."""
         most = min(len(self.edges) - 1, self.mesh.devices // min(size for size, _ in shapes))
@@ -251,10 +234,10 @@ class Search:
         made = [self._table(shapes, remaining, cut, kinds) for remaining in range(1, kinds + 1)]
         return [made[min(i, len(made) - 1)] for i in range(most)]
 
-    def _table(self, shapes: Sequence[Shape], remaining: int, cut: Cut | None, kinds: int) -> _Table:
+    def _table(self, shapes: Sequence[Shape], remaining: int, cut: Cut | None, kinds: int) -> Table:
         """One of `kinds` tables."""
         groups = len(self.edges) - 1
-        table = _Table(np.full((len(shapes), groups, groups + 1), inf), {})
+        table = Table(np.full((len(shapes), groups, groups + 1), inf), {})
         for k, (_, views) in enumerate(shapes):
             for i, j in combinations(range(groups + 1), 2):
                 known = self._known(i, j, views, remaining, cut)
@@ -269,57 +252,6 @@ class Search:
         first, stop = self.edges[i], self.edges[j]
         found = (self.stage(first, stop, dp, tp, remaining, cut) for dp, tp in views)
         return [stage for stage in found if stage is not None]
-
-
-@dataclass(frozen=True)
-class _Table:
-    """[shape, first edge, last edge] -> seconds of the fastest view of that stage (inf: none), and the stage itself."""
-
-    seconds: NDArray[np.float64]
-    stages: dict[tuple[int, int, int], Stage]
-
-
-@dataclass(frozen=True)
-class _Programme:
-    """The dynamic programme of equation 3: `tables[s]` holds the stages for the case that s + 1 stages are left."""
-
-    tables: Sequence[_Table]
-    sizes: Sequence[int]
-    devices: int
-
-    def solve(self, t_max: float) -> list[Stage] | None:
-        """The stages with the least sum of times, none above `t_max`, over all devices; None if impossible."""
-        groups = self.tables[0].seconds.shape[1]
-        least = np.full((groups + 1, self.devices + 1), inf)
-        least[groups, 0] = 0.0
-        picked: list[NDArray[np.int64]] = []
-        best = (inf, 0)
-        for table in self.tables:
-            least, choice = self._one_more(np.where(table.seconds <= t_max, table.seconds, inf), least)
-            picked.append(choice)
-            best = min(best, (float(least[0, self.devices]), len(picked)))
-        return self._traced(picked[: best[1]]) if best[0] < inf else None
-
-    def _one_more(
-        self, seconds: NDArray[np.float64], least: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """F with one more stage in front, and for each (first edge, devices) the index of its shape and last edge."""
-        shapes, groups, edges = seconds.shape
-        found = np.full((shapes, groups, edges, self.devices + 1), inf)
-        for k, size in enumerate(self.sizes):
-            found[k, :, :, size:] = seconds[k, :, :, None] + least[None, :, : self.devices + 1 - size]
-        flat = found.transpose(0, 2, 1, 3).reshape(shapes * edges, groups, -1)
-        longer = np.full_like(least, inf)
-        longer[:groups] = flat.min(axis=0)
-        return longer, flat.argmin(axis=0)
-
-    def _traced(self, picked: Sequence[NDArray[np.int64]]) -> list[Stage]:
-        found, i, left = [], 0, self.devices
-        for table, choice in zip(self.tables[: len(picked)][::-1], picked[::-1], strict=True):
-            k, j = divmod(int(choice[i, left]), table.seconds.shape[2])
-            found.append(table.stages[k, i, j])
-            i, left = j, left - self.sizes[k]
-        return found
 
 
 def _cuts(shapes: Sequence[tuple[int, int]]) -> tuple[Cut, ...]:

@@ -14,7 +14,8 @@ from parallel_core.analysis.quantities import bytes_text
 from parallel_core.outline.recompute import recompute_fields
 from parallel_core.outline.splits import IN_WORDS, Cut, cut_fields
 from parallel_core.plan.alpa.costs import CUTS, LayerCosts, uniform
-from parallel_core.plan.alpa.inter import Plan, Search, Stage
+from parallel_core.plan.alpa.inter import Plan, Search
+from parallel_core.plan.alpa.programme import Stage
 from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph
 from parallel_core.plan.pipedream import Form, Level, partition
 from parallel_core.plan.stages import balanced_cut, even_cut

@@ -1,0 +1,81 @@
+"""The one change that would most likely fix a failed run."""
+
+from __future__ import annotations
+
+from dashboard.control.dispatch import resume_from
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs import resuming
+from dashboard.runs.models import Run
+from dashboard.runs.spreading import Files
+from dashboard.runs.submission import offered_to
+from parallel_core.analysis.quantities import bytes_text
+from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage
+from parallel_core.spec import RunSpec
+
+NO_SPACE = "No space left on device"
+"""The operating system's message about a full disk."""
+
+
+def fix(run: Run) -> str:
+    """The one change that would most likely fix a failed run."""
+    if run.cause == "out_of_memory":
+        return _less_memory(run)
+    if "ReplicasDiffer" in run.detail:
+        return "Resume from an earlier checkpoint, on another device: a device or its memory changed a value."
+    if NO_SPACE in run.detail:
+        return f"{_again(run)} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
+    if run.resume_run and _of_its_checkpoint(run):
+        return _elsewhere(run.resume_run, run.resume_step, generates=run.generates)
+    again = _again(run)
+    return {
+        "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
+        "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
+        "worker_lost": f"{again} with one retry: it then starts again by itself when a worker is lost.",
+        "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
+        "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
+        "not_finite": f"{again} at a lower learning rate, or one that warms up (train.lr_warmup_steps).",
+        "refused": "Bring worker and dashboard to the same version, then clone it.",
+    }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _of_its_checkpoint(run: Run) -> bool:
+    """Whether it failed because the checkpoint it was to begin from is gone, damaged or of another model."""
+    return "CheckpointError" in run.detail or (run.cause == "refused" and "checkpoint" in run.detail.lower())
+
+
+def _elsewhere(source: Run, step: int | None, *, generates: bool) -> str:
+    """What to begin from instead of the source's checkpoint of `step`: the newest other one, or nothing."""
+    do = "Generate" if generates else "Resume it"
+    if others := [own for own in resuming.sound(source) if own != step]:
+        return f"{do} from another checkpoint of run {source.pk}: step {others[-1]}."
+    what = f"Clone run {source.pk}, which makes new ones" if generates else "Clone it with nothing in Resume from"
+    return f"Run {source.pk} has no other checkpoint. {what}."
+
+
+def _again(run: Run) -> str:
+    """How to do the rest of the run."""
+    if run.between:
+        return "Time the links again on Fleet"
+    steps = resuming.sound(run)
+    return f"Resume it from step {steps[-1]}" if steps else "Clone it"
+
+
+def _less_memory(run: Run) -> str:
+    """The cheapest change by which it is predicted to fit. Without a cap the limit is not known here, so 10 % less than
+    predicted is aimed at; nothing is named where that takes too long to count."""
+    spec, fleet = RunSpec.stored(run.spec), FleetSnapshot.now().narrowed(run.chosen_devices)
+    if not spec.trace.memory_cap and not counted(spec):
+        return f"Clone it with a smaller model or batch. {NOT_COUNTED}"
+    limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
+    begins = resume_from(run)
+    alone, _, offered = offered_to(spec, fleet, Files.of(fleet), begins=begins, host_count=run.host_count)
+    here = offered.most(alone)
+    fixes = tried_fixes(spec, limit, here)[0] if here else ()
+    beyond = "" if fixes or not here else f" That takes more devices than one run can have here: {here}."
+    if beyond and alone:
+        beyond += f" All its ranks must be on one host, because {alone}."
+    fixes, all_tried = (fixes, True) if fixes else tried_fixes(spec, limit)
+    if not fixes:
+        return f"{none_fits(all_tried)}: clone it with a smaller model or batch."
+    first = fixes[0]
+    return f"Clone it and {first.text}: the worst rank is then predicted to need {bytes_text(first.total)}.{beyond}"
