@@ -21,6 +21,7 @@ import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
 import "./sections.js"; // before charts are mounted: those of closed sections are not
 import { followAddress, followed, followHome, followZoom, home, part, stay } from "./chart_zoom.js";
+import { setWholeWords } from "./whole_words.js";
 
 /* Without dragging, the library takes a tap for two clicks: for the one of the finger, and for the mouse's that the browser
  * makes of it. What a double-click of a mouse does is in `followHome`. */
@@ -104,15 +105,15 @@ async function mount(element) {
 
 /* Words and numbers around the figure ----------------------------------------------------------------------------- */
 
-function setText(element, selector, text) {
+function setText(element, selector, text, set) {
   const node = element.querySelector(selector);
-  if (node && text !== undefined && node.textContent !== text) node.textContent = text;
+  if (node && text !== undefined && node.textContent !== text) set(node, text);
 }
 
 function describe(element, chart) {
-  setText(element, "figcaption", chart.title);
-  setText(element, ":scope > .sub", chart.subtitle);
-  setText(element, ".chart-source", chart.source);
+  setText(element, "figcaption", chart.title, setWholeWords);
+  setText(element, ":scope > .sub", chart.subtitle, setWholeWords);
+  setText(element, ".chart-source", chart.source, (node, text) => (node.textContent = text));
   element.querySelector(".chart-box").setAttribute("aria-label", chart.title);
   const table = element.querySelector(".chart-data table");
   if (!table || !chart.columns?.length) return;

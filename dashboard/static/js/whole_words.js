@@ -1,0 +1,19 @@
+/* No line breaks at a hyphen, or before the unit of a number: as the template filter `whole_words` makes them. */
+
+const UNIT = /(?:%|[mµn]?s|min|h|d|B|[KMGT]iB(?:\/s)?|[MGTP]?FLOP\/s|[kMGT])(?!\w)/;
+const WORD = new RegExp(`[^ \\n]*\\d ${UNIT.source}[^ \\n]*|[^ \\n]+`, "g");
+const LONGEST = 24; // characters that always fit into a line on a phone
+
+/* Makes `text` the content of a node. Markup instead of special characters, so that copied text is unchanged. */
+export function setWholeWords(node, text) {
+  const parts = (text.match(WORD) ?? []).flatMap((word) => [" ", whole(word)]);
+  node.replaceChildren(...parts.slice(1));
+}
+
+function whole(word) {
+  if (word.length > LONGEST || !/[- ]/.test(word)) return word;
+  const span = document.createElement("span");
+  span.className = "whole";
+  span.textContent = word;
+  return span;
+}
