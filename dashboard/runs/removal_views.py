@@ -3,12 +3,16 @@ the ticked ones of the list."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.guards import member_required
+from dashboard.numbers import number
 from dashboard.runs import removal, thinning
 from dashboard.runs.list_views import NONE_TICKED, back_to, ticked
 from dashboard.runs.models import Run
@@ -45,7 +49,8 @@ def delete(request: HttpRequest) -> HttpResponse:
 @member_required
 def free_space(request: HttpRequest) -> HttpResponse:
     """Drops most of what was traced of the given runs, those that it can be dropped of now, and keeps their numbers."""
-    wanted, back = ticked(request.POST), back_to(request)
+    wanted = ticked(request.POST)
+    back = _behind(request, wanted)
     going = thinning.look(Run.objects.filter(pk__in=wanted), request.user)
     try:
         profiles = "profiles" in request.POST
@@ -57,4 +62,11 @@ def free_space(request: HttpRequest) -> HttpResponse:
         messages.success(request, f"The space of {plural_text(count, 'run')} is being freed; the numbers stay.")
     else:
         messages.info(request, "There is nothing to drop of these runs.")
-    return redirect("runs:page", wanted[0]) if len(wanted) == 1 and count else redirect(back)
+    return redirect(back)
+
+
+def _behind(request: HttpRequest, runs: Sequence[int]) -> str:
+    """The page from which the space of these runs was to be freed: that of a study, of the one run, or the list."""
+    if (study := number(request.POST.get("study"))) is not None:
+        return reverse("studies:page", args=(study,))
+    return reverse("runs:page", args=(runs[0],)) if len(runs) == 1 else back_to(request)

@@ -16,7 +16,6 @@ from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
 from dashboard.accounts.roles import may_change
-from dashboard.live.announce import announce
 from dashboard.runs import selectors
 from dashboard.runs.measured import MemoryRecord, ProfilePart, SpanChunk
 from dashboard.runs.metric_rows import metered_every
@@ -28,7 +27,7 @@ from dashboard.runs.thinned import Thinned, thinned
 from parallel_core.analysis.diagnosis.run_case import STEPS
 from parallel_core.analysis.quantities import plural_text
 
-DROPPED = "The spans of {steps} were dropped to free space."
+DROPPED = "The {what} were dropped to free space."
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class ThinningPlan:
 
 def look(runs: QuerySet[Run], user: Any) -> ThinningPlan:
     """What can be freed now of these runs: of those that `user` may change, which have ended."""
-    mine = [run for run in runs.select_related("owner") if may_change(user, run) and run.state in ENDED]
+    mine = [run for run in runs.select_related("owner").order_by("pk") if may_change(user, run) and run.state in ENDED]
     able = [run for run in mine if run.at_rest]
     found, size, profiles, dropped, traced = list[Run](), 0, 0, 0, 0
     for run in able:
@@ -125,10 +124,12 @@ def thin(*, runs: Sequence[int], user: Any, profiles: bool = False) -> int:
 def keep_numbers(run: Run, *, by: Any, profiles: bool) -> None:
     """Notes in the caller's transaction what the controller is to drop of an ended run; `by` None: due to its age."""
     one = planned(run)
-    one.by, one.at, one.done = by, timezone.now(), False
-    one.profiles = one.profiles or profiles
-    anew = one.pk is None
+    if one.pk is None:
+        one.by, one.at = by, timezone.now()
+        if one.dropped:
+            record(run, "thinned", DROPPED.format(what=f"spans of {plural_text(one.dropped, 'traced step')}"), actor=by)
+    if profiles and not one.profiles:
+        one.profiles = True
+        record(run, "thinned", DROPPED.format(what="files of torch.profiler and memory snapshots"), actor=by)
+    one.done = False
     one.save()
-    if anew and one.dropped:
-        record(run, "thinned", DROPPED.format(steps=plural_text(one.dropped, "traced step")), actor=by)
-    announce(run.pk, run.study_id, "state")

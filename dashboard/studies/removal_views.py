@@ -9,6 +9,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.roles import may_change
+from dashboard.runs import thinning
 from dashboard.runs.removal import checkpoints_sentence
 from dashboard.runs.services import Invalid
 from dashboard.runs.stored import space_sentence
@@ -32,4 +33,5 @@ def delete(request: HttpRequest, pk: int) -> HttpResponse:
     context = {"study": study, "staying": removal.staying(study), "count": study.runs.count()}
     context["checkpoints"] = checkpoints_sentence(list(study.runs.only("pk")))
     context["space"] = space_sentence(study.runs.all())
+    context["thinning"] = thinning.look(study.runs.all(), request.user)
     return render(request, "studies/delete.html", context)

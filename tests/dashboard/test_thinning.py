@@ -22,6 +22,7 @@ from dashboard.runs import metric_rows, removal, selectors, thinning
 from dashboard.runs.models import Attempt, Event, MemoryRecord, ProfilePart, Run, SpanChunk, State, Thinned
 from dashboard.runs.services import Invalid
 from dashboard.settings import whole
+from dashboard.studies.models import Study
 from parallel_core.analysis.diagnosis.run_case import STEPS
 from parallel_core.observe.records import encode
 from parallel_core.spec import RunSpec
@@ -124,7 +125,21 @@ def test_the_page_that_deletes_offers_it_and_the_run_says_what_was_dropped(membe
         not ProfilePart.objects.exists()
         and 'id="free-space"' not in member.get(f"/runs/delete?runs={run.pk}").content.decode()
     )
-    assert Event.objects.filter(run=run, kind="thinned").count() == 1
+    events = Event.objects.filter(run=run, kind="thinned").values_list("text", flat=True)
+    assert list(events)[1:] == ["The files of torch.profiler and memory snapshots were dropped to free space."]
+
+
+def test_the_page_that_deletes_a_study_offers_it_for_all_its_runs(member: Client, alice: Any) -> None:
+    study = Study.objects.create(owner=alice, name="mine")
+    first, second = (traced(alice, study=study) for _ in range(2))
+    page = member.get(f"/studies/{study.pk}/delete/").content.decode()
+    assert "Of 58 traced steps of 2 runs, the spans of" in page
+    posted = re.findall(r'name="(study|runs)" value="(\d+)"', page)
+    assert posted == [("study", str(study.pk)), ("runs", str(first.pk)), ("runs", str(second.pk))]
+    asked = {"study": study.pk, "runs": [first.pk, second.pk]}
+    answer = member.post("/runs/free-space", asked, follow=True)
+    assert answer.redirect_chain[-1][0] == f"/studies/{study.pk}/"
+    assert "The space of 2 runs is being freed" in answer.content.decode() and Thinned.objects.count() == 2
 
 
 def test_only_ended_runs_of_ones_own(member: Client, reader: Client, alice: Any, admin: Any) -> None:
