@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -24,6 +25,7 @@ from dashboard.runs.services import Invalid
 from dashboard.runs.states import record
 from dashboard.runs.stored import blob_bytes
 from dashboard.runs.thinned import Thinned, thinned
+from dashboard.runs.traced import ranks_with_spans
 from parallel_core.analysis.diagnosis.run_case import STEPS
 from parallel_core.analysis.quantities import plural_text
 
@@ -87,9 +89,8 @@ def planned(run: Run) -> Thinned:
 
 def _kept_steps(run: Run) -> list[int]:
     """The newest whole steps, as many as rules judge, and the typical one; without a whole one, the newest."""
-    chunks = selectors.spans_of_newest(run).order_by().values("step")
-    whole = chunks.annotate(ranks=Count("pk", filter=Q(count__gt=0))).filter(ranks=run.devices)
-    newest = set(whole.order_by("-step").values_list("step", flat=True)[:STEPS])
+    whole = (step for step, ranks in ranks_with_spans(run) if ranks == run.devices)
+    newest = set(islice(whole, STEPS))
     others = {selectors.typical_step(run), selectors.newest_traced_step(run)}
     return sorted(newest | {step for step in others if step is not None})
 

@@ -110,7 +110,7 @@ def newest_traced_step(run: Run) -> int | None:
 
     Both lists are read from indices, and no further than needed: the rows of steps with spans are large."""
     newest = kept = None
-    for step, ranks in _ranks_with_spans(run):
+    for step, ranks in ranks_with_spans(run):
         if ranks == run.devices:
             return step
         newest = step if newest is None else newest
@@ -118,7 +118,7 @@ def newest_traced_step(run: Run) -> int | None:
     return newest if kept is None else kept
 
 
-def _ranks_with_spans(run: Run) -> Iterator[tuple[int, int]]:
+def ranks_with_spans(run: Run) -> Iterator[tuple[int, int]]:
     """(step, number of ranks whose spans of it are there) of each traced step, the newest first."""
     rows = spans_of_newest(run).order_by("-step").values_list("step", flat=True)
     there = ((step, 1) for step in rows.iterator())
