@@ -75,8 +75,8 @@ def _change(request: HttpRequest, pk: int, change: Callable[..., Worker], said: 
 
 
 def _turn(run: Run) -> tuple[str, int | None]:
-    """Groups runs that share a line of the queue: exclusive runs of one study, which go one after another."""
-    return ("study", run.study_id) if run.study_id and run.exclusive else ("run", run.pk)
+    """Groups runs that share a line of the queue: those of one study, one after another or side by side."""
+    return ("study", run.study_id) if run.study_id else ("run", run.pk)
 
 
 def _queue_lines(runs: list[Run]) -> list[list[Run]]:

@@ -132,3 +132,14 @@ def test_the_form_and_the_api_ask_for_it(worker: Worker, member: Client, ask: An
     status, answer = ask("POST", "studies", {"name": "listed", "runs": runs, "side_by_side": True})
     assert status == 201 and answer["data"]["side_by_side"] is True
     assert not Run.objects.filter(study=answer["data"]["id"], exclusive=True).exists()
+
+
+def test_its_queued_runs_are_one_line_of_the_fleets_queue(worker: Worker, member: Client, alice: Any) -> None:
+    study = rates(alice)
+    factory.queued(alice, name="of no study")
+    page = member.get("/fleet/").content.decode()
+    assert "Queue: 4 of 4 runs" in page
+    line = page.split('<ol class="queue">')[1].split("</li>")[0]
+    more = line.split('<p class="small">')[1].split("</p>")[0]
+    assert more == f'with 2 more of <a href="/studies/{study.pk}/">rates</a>, side by side'
+    assert page.split('<ol class="queue">')[1].split("</ol>")[0].count("<li>") == 2
