@@ -44,7 +44,7 @@ def plan(
     """Places what can be placed now, in the order of `queue`; `studies_active` are studies with an exclusive run under
     way. Unless why the others wait is to be `told`, no more of the queue is read than may be placed."""
     by_name = {host.name: host for host in hosts}
-    untaken = _Untaken(by_name.values())
+    untaken = Untaken(by_name.values())
     waiting: dict[object, Found] = {}
     """What was found for a shape that has to wait; valid until hosts are given away or reserved."""
     reserved: set[str] = set()
@@ -89,8 +89,8 @@ _SHAPE = attrgetter(*(one.name for one in fields(Request) if one.name not in ("r
 """All of a request that decides where it may run now."""
 
 
-class _Untaken:
-    """Tells which requests no known host can take, whatever runs there.
+class Untaken:
+    """Tells which requests no host can take, whatever runs there.
 
     That follows from a request's shape and the number of devices alone, so each shape is looked at once: a study may
     have thousands of queued runs.
@@ -101,15 +101,31 @@ class _Untaken:
         self._open = {host.name: host.ready() for host in every if host.open}
         self._known = {host.name: host.ready() for host in every if host.open or host.known}
         self._found: dict[tuple[object, ...], Found | None] = {}
+        self._when_idle: dict[tuple[object, ...], Found] = {}
 
     def why(self, request: Request) -> Found | None:
         """What `find` says of the open hosts, None if known hosts could take it when they are open and idle."""
-        shape = (request.devices, request.kind, request.needs, request.hosts, request.alone, request.over)
-        key = (*shape, request.unit, request.among, request.task, request.memory, request.fields, request.on)
+        key = _whatever_runs(request)
         if key not in self._found:
             taken = find(request, self._known, set())[0] not in UNTAKEN
-            self._found[key] = None if taken else find(request, self._open, set())
+            self._found[key] = None if taken else self._of_open(request, key)
         return self._found[key]
+
+    def now(self, request: Request) -> bool:
+        """Whether none of the open hosts can take it."""
+        return self._of_open(request, _whatever_runs(request))[0] in UNTAKEN
+
+    def _of_open(self, request: Request, key: tuple[object, ...]) -> Found:
+        """What `find` says of the open hosts if they are idle."""
+        if key not in self._when_idle:
+            self._when_idle[key] = find(request, self._open, set())
+        return self._when_idle[key]
+
+
+def _whatever_runs(request: Request) -> tuple[object, ...]:
+    """All of a request that decides whether a host can ever take it."""
+    shape = (request.devices, request.kind, request.needs, request.hosts, request.alone, request.over)
+    return (*shape, request.unit, request.among, request.task, request.memory, request.fields, request.on)
 
 
 def _give(request: Request, hosts: dict[str, Host], counts: Counts) -> list[Share]:

@@ -22,8 +22,11 @@ from dashboard.fleet.selectors import hosts, live_attempts
 from dashboard.ledger.models import ProfileState
 from dashboard.ledger.selectors import in_front
 from dashboard.runs import next_trace, states
+from dashboard.runs.asking import Beginnings, queued_runs, requests
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, OpenWaits, Run, State
-from dashboard.runs.queue import queue_order, queued_runs, requests, studies_active
+from dashboard.runs.queue import studies_active
+from dashboard.runs.spreading import Files
+from dashboard.runs.turns import queue_order
 from parallel_core.analysis.quantities import listed_text
 from workers.contract import PROFILE_LIMIT_S, START_LIMIT_S, STOP_LIMIT_S, ControlEntry
 
@@ -102,11 +105,11 @@ def place_queued(alive: Iterable[str], fresh: Iterable[str], known: Iterable[str
 
 def _asked(by_id: dict[int, Run]) -> Iterator[Request]:
     """The queued runs as requests, read QUEUE_PART at a time; adds those read to `by_id`."""
-    order = queue_order()
+    order, files = queue_order(), Files.now()
     for at in range(0, len(order), QUEUE_PART):
         runs = queued_runs(order[at : at + QUEUE_PART])
         by_id |= {run.pk: run for run in runs}
-        yield from requests(runs)
+        yield from requests(runs, Beginnings(runs, files))
 
 
 @transaction.atomic

@@ -18,8 +18,9 @@ from dashboard.fleet.timeline import HOURS, timeline
 from dashboard.fleet.usable import Usable
 from dashboard.live.changes import priced
 from dashboard.runs import link_views
+from dashboard.runs.asking import queued_runs
 from dashboard.runs.models import Run
-from dashboard.runs.queue import PLANNED, Waiting, everyone_waiting, queue_order, queued_runs
+from dashboard.runs.queue import PLANNED, Waiting, everyone_waiting
 from dashboard.runs.queueing import may_put_first
 
 QUEUE_SHOWN = 20
@@ -98,8 +99,8 @@ def _queue_line(group: list[Run], waits: dict[int, Waiting], user: Any) -> dict[
 def _context(request: HttpRequest) -> dict[str, Any]:
     asked = request.GET.get("hours", "")
     hours = int(asked) if asked in {str(h) for h in HOURS} else HOURS[0]
-    order = queue_order()
-    waits = everyone_waiting() if order else {}
+    waits = everyone_waiting()
+    order = list(waits)
     groups = _queue_lines(queued_runs(order[:PLANNED]))
     workers = selectors.workers()
     staff = request.user.is_staff  # type: ignore[union-attr]

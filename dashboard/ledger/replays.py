@@ -8,8 +8,8 @@ from typing import Any
 from dashboard.analyst.process import Work
 from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
+from dashboard.runs.asking import requests
 from dashboard.runs.models import Run, State
-from dashboard.runs.queue import requests
 from dashboard.runs.spreading import chosen, several, workers_of
 from parallel_core.schedule.traits import CUSTOM, flushes
 from parallel_core.simulate.replay import Change, changed, replay

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from dashboard.runs import generating, linking, selectors, text_times
+from dashboard.runs.asking import queued_runs
 from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_fix import fix
 from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
-from dashboard.runs.queue import queue_order, queued_runs
+from dashboard.runs.turns import queue_order
 from parallel_core.analysis.diagnosis.divergence import skipped_of, what_is_skipped
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work

@@ -1,42 +1,33 @@
-"""The order of queued runs for the controller, and what a queued run waits for, in words."""
+"""What queued runs wait for, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from itertools import zip_longest
-
-from django.db.models import Exists, OuterRef
 
 from dashboard.ages import span
 from dashboard.control.finding import Wait
 from dashboard.control.hosts import Host, Request
 from dashboard.control.placement import plan
 from dashboard.fleet.listening import away_for, refused_sentence
-from dashboard.fleet.selectors import FleetSnapshot, hosts, kind_of
+from dashboard.fleet.selectors import FleetSnapshot, hosts
 from dashboard.fleet.words import apart_text
-from dashboard.runs.models import Attempt, Checkpoint, Run, State
+from dashboard.runs.asking import Beginnings, queued_runs, requests
+from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.run_on import too_few_text, waits_for_choice
 from dashboard.runs.spreading import (
     FITS_NOWHERE,
-    Files,
-    Holder,
     file_word,
     too_small_text,
     unable_sentence,
     versions_sentence,
-    why_alone,
     word_of,
 )
+from dashboard.runs.turns import queue_order
 from parallel_core.analysis.quantities import listed_text, plural_text
-from parallel_core.known_fields import needs_later
-from workers.contract import task_of
 
 PLANNED = 200
 """How many runs at the front of the queue are planned: a plan of thousands would delay every page that asks."""
-RECENT = 500
-"""How many of the newest starts are looked at for whose turn it is."""
 FULL = (Wait.BUSY, Wait.WHOLE_HOST, Wait.RESERVED)
 """Reasons to wait that can end when another run ends."""
 
@@ -49,111 +40,6 @@ class Waiting:
     sentence: str = ""
     ahead: int = 0
     hosts: tuple[str, ...] = ()
-
-
-def queue_order() -> list[int]:
-    """Ids of the queued runs, those of a higher priority before all others. Of one priority people take turns, so that
-    one's hundred runs do not keep another's single one waiting: first comes whose last start is longest ago, of several
-    the one whose run is the oldest.
-
-    Of one's own runs the oldest comes first. Those of a study come together, by position, at the place of the oldest.
-    Before the others of their priority, the oldest first, come those that were interrupted: their turn was when they
-    were started.
-    """
-    queued = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
-    begun = Exists(Attempt.objects.filter(run=OuterRef("pk")))
-    read = ("pk", "study", "queued_at", "position", "owner", "begun", "priority")
-    rows = list(queued.annotate(begun=begun).values_list(*read))
-    since: dict[int, datetime] = {}
-    for pk, study, queued_at, *_ in rows:
-        since[study or -pk] = min(queued_at, since.get(study or -pk, queued_at))
-    rows.sort(key=lambda row: (since[row[1] or -row[0]], row[1] or 0, row[3], row[0]))
-    last = _last_starts() if len({owner for *_, owner, _, _ in rows}) > 1 else {}
-    levels = sorted({level for *_, level in rows}, reverse=True)
-    each = ([(pk, owner, before) for pk, *_, owner, before, own in rows if own == level] for level in levels)
-    return [pk for of_level in each for pk in _in_turns(of_level, last)]
-
-
-def _in_turns(rows: Sequence[tuple[int, int, bool]], last: Mapping[int, int]) -> list[int]:
-    """Ids of runs (id, owner, whether it was interrupted) of one priority in the order of `queue_order`; of several
-    people whose last start is equally long ago, first comes whose run is first of `rows`."""
-    of_owner: dict[int, list[int]] = {}
-    for pk, owner, before in rows:
-        if not before:
-            of_owner.setdefault(owner, []).append(pk)
-    owners = sorted(of_owner, key=lambda owner: last.get(owner, -RECENT))
-    turns = [pk for turn in zip_longest(*(of_owner[owner] for owner in owners)) for pk in turn if pk is not None]
-    return [pk for pk, _, before in rows if before] + turns
-
-
-def _last_starts() -> dict[int, int]:
-    """Owner -> the larger, the later a run of theirs was last started; without those before all RECENT ones."""
-    newest = Attempt.every.order_by("-pk").values_list("run__owner", flat=True)[:RECENT]
-    return {owner: -place for place, owner in reversed(list(enumerate(newest)))}
-
-
-def queued_runs(ids: Sequence[int] | None = None) -> list[Run]:
-    """The queued runs in that order; with `ids`, those of them that are still queued, in the order of `ids`."""
-    order = queue_order() if ids is None else ids
-    queued = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
-    found = queued if ids is None else queued.filter(pk__in=ids)
-    runs = {run.pk: run for run in found.defer("summary").select_related("owner", "study")}
-    return [runs[pk] for pk in order if pk in runs]
-
-
-def requests(runs: list[Run]) -> list[Request]:
-    """The runs as requests for `placement.plan`."""
-    held, files = _holders(runs), Files.now()
-    begins = {run.pk: _holder(run, held.get(run.pk), files) for run in runs}
-    return [
-        Request(
-            run=run.pk,
-            devices=run.devices,
-            kind=kind_of(run),
-            exclusive=run.exclusive,
-            study=_series_of(run),
-            prefer=held[run.pk].worker if run.pk in held else prefer,
-            hosts=run.host_count,
-            alone=bool(why_alone(run, files, begins[run.pk])),
-            over=files.reach(run.spec, resumes=run.resume_run_id is not None),
-            unit=run.spec.get("parallel", {}).get("tp") or 1,
-            needs=files.needed(run.spec, begins[run.pk]),
-            among=tuple(run.between),
-            task=task_of(run.task),
-            memory=run.needs_memory or 0,
-            fields=needs_later(run.spec),
-            on=run.chosen_devices,
-        )
-        for run, prefer in zip(runs, _preferences(runs), strict=True)
-    ]
-
-
-def _holders(runs: list[Run]) -> dict[int, Holder]:
-    """run -> who wrote its own newest checkpoint, in an earlier attempt."""
-    rows = Checkpoint.objects.filter(run__in=[run.pk for run in runs]).order_by("step")
-    return {run: Holder.of(*by) for run, *by in rows.values_list("run", "worker", "attempt__devices")}
-
-
-def _holder(run: Run, own: Holder | None, files: Files) -> Holder | None:
-    """Who wrote the checkpoint that the run needs to start; None if it needs none, or that no longer exists. `own` =
-    holder of its own checkpoints."""
-    if run.resume_run_id is None:
-        return None
-    if own is not None or run.resume_step is None:
-        return own
-    return files.holder({"run": run.resume_run_id, "step": run.resume_step})
-
-
-def _series_of(run: Run) -> int | None:
-    return run.study_id if run.exclusive else None
-
-
-def _preferences(runs: list[Run]) -> list[str]:
-    """For each run of a timed study, the worker of the study's newest attempt; '' for other runs."""
-    studies = {_series_of(run) for run in runs} - {None}
-    newest = Attempt.objects.filter(run__study__in=studies).order_by("pk").values_list("run__study", "worker__name")
-    where = dict(newest) if studies else {}
-    return [where.get(_series_of(run) or 0) or "" for run in runs]
 
 
 def studies_active() -> dict[int, tuple[str, ...]]:
@@ -181,7 +67,8 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
     if order and (said := _for_controller()):
         return {pk: Waiting(said, ahead) for ahead, pk in enumerate(order)}
     out = {pk: Waiting(f"Waits for its turn: {ahead} runs ahead.", ahead) for ahead, pk in enumerate(order)}
-    return out | _planned(queued_runs(order[:PLANNED]))
+    asked_for = up_to is None or up_to in order[:PLANNED]
+    return out | (_planned(queued_runs(order[:PLANNED])) if asked_for else {})
 
 
 def _for_controller() -> str:
@@ -193,36 +80,56 @@ def _for_controller() -> str:
 
 
 def _planned(runs: list[Run]) -> dict[int, Waiting]:
-    fleet, active, asked = hosts(), studies_active(), requests(runs)
-    outcome, snapshot = plan(asked, fleet, active), FleetSnapshot.now()
-    by_name = {host.name: host for host in fleet}
+    fleet, active, beginnings = _Fleet(hosts(), FleetSnapshot.now()), studies_active(), Beginnings(runs)
+    asked = requests(runs, beginnings)
+    outcome = plan(asked, fleet.hosts, active)
     out = {}
     for ahead, (run, request) in enumerate(zip(runs, asked, strict=True)):
         why, names = outcome.waits.get(run.pk, (None, ()))
         more = f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""
-        awaited = [by_name[name] for name in names if name in by_name]
-        full = tuple(host.name for host in awaited) if why in FULL else ()
+        full = tuple(host.name for host in fleet.named(names)) if why in FULL else ()
         if why is Wait.SIBLING:
             full = active.get(run.study_id or 0, ())
-        if why is Wait.CHOICE:
-            sentence = waits_for_choice(request, snapshot)
-        elif why is Wait.TOO_LARGE and request.on:
-            sentence = too_few_text(request, snapshot)
-        elif why in (Wait.CHECKPOINT, Wait.AWAY):
-            sentence = _for_absent(run, why, names, awaited)
-        elif why is Wait.UNABLE:
-            sentence = unable_sentence(names, request, snapshot)
-        elif why is Wait.VERSIONS:
-            sentence = versions_sentence(names, request, snapshot)
-        elif why is Wait.MEMORY:
-            sentence = _too_small(request, awaited, fleet)
-        else:
-            sentence = _sentence(run, why, awaited, fleet, replace(request, memory=0))
-        out[run.pk] = Waiting(sentence + more, ahead, full)
+        out[run.pk] = Waiting(_why(run, request, why, names, fleet, beginnings) + more, ahead, full)
     return out
 
 
-def _for_absent(run: Run, why: Wait, names: Sequence[str], awaited: Sequence[Host]) -> str:
+@dataclass(frozen=True)
+class _Fleet:
+    """The fleet as one plan sees it, and its workers."""
+
+    hosts: list[Host]
+    snapshot: FleetSnapshot
+
+    def named(self, names: Sequence[str]) -> list[Host]:
+        """The hosts of these names that are still in the fleet, in that order."""
+        by_name = {host.name: host for host in self.hosts}
+        return [by_name[name] for name in names if name in by_name]
+
+
+def _why(
+    run: Run, request: Request, why: Wait | None, names: Sequence[str], fleet: _Fleet, beginnings: Beginnings
+) -> str:
+    """What the run waits for, as a sentence; `names`: of the hosts that the plan says it waits for."""
+    awaited = fleet.named(names)
+    if why is Wait.CHOICE:
+        return waits_for_choice(request, fleet.snapshot)
+    if why is Wait.TOO_LARGE and request.on:
+        return too_few_text(request, fleet.snapshot)
+    if why is Wait.TOO_LARGE:
+        return _too_large(run, request, fleet.hosts, beginnings)
+    if why in (Wait.CHECKPOINT, Wait.AWAY):
+        return _for_absent(run, why, names, awaited)
+    if why is Wait.UNABLE:
+        return unable_sentence(names, request, fleet.snapshot)
+    if why is Wait.VERSIONS:
+        return versions_sentence(names, request, fleet.snapshot)
+    if why is Wait.MEMORY:
+        return _too_small(request, awaited, fleet.hosts)
+    return _sentence(run, why, awaited, fleet.hosts, replace(request, memory=0))
+
+
+def _for_absent(run: Run, why: Wait | None, names: Sequence[str], awaited: Sequence[Host]) -> str:
     """The sentence for a run that needs the workers `names`, of which `awaited` are still in the fleet."""
     listed, removed = listed_text(names), len(awaited) < len(names)
     if why is Wait.AWAY:
@@ -242,14 +149,10 @@ def _file_of(run: Run) -> str:
 
 def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host], asks: Request) -> str:
     """`asks`: its request for devices of any size."""
-    kind = kind_of(run)
     word = run.chosen_devices.device_type or word_of(asks)
     if why is Wait.NO_HOST:
         held = "every worker is draining, leaving or silent" if fleet else "none is connected"
         return f"Waits for a worker: {held}."
-    if why is Wait.TOO_LARGE:
-        have = [host for host in fleet if host.count(kind)]
-        return f"Needs {run.devices} {word}{_too_large(run, kind, [h for h in have if h.open])}{_away(have)}"
     if why is Wait.SIBLING:
         return "Waits for other runs of its study: they go one after another."
     if not awaited:
@@ -282,12 +185,18 @@ def _away(fleet: list[Host]) -> str:
     return f" {listed_text(names)} {'is' if len(names) == 1 else 'are'} draining, leaving or silent." if names else ""
 
 
-def _too_large(run: Run, kind: str, have: list[Host]) -> str:
+def _too_large(run: Run, request: Request, fleet: list[Host], beginnings: Beginnings) -> str:
+    """The sentence for a run that needs more devices than the open hosts have for one run."""
+    with_some = [host for host in fleet if host.count(request.kind)]
+    have = [host for host in with_some if host.open]
+    word = run.chosen_devices.device_type or word_of(request)
+    return f"Needs {run.devices} {word}{_what_there_is(run, request, have, beginnings)}{_away(with_some)}"
+
+
+def _what_there_is(run: Run, request: Request, have: list[Host], beginnings: Beginnings) -> str:
     """The end of the sentence for a run that needs more devices than the open hosts `have` for one run."""
-    files = Files.now()
-    holder = _holder(run, _holders([run]).get(run.pk), files)
-    if run.host_count < 2 and (why := why_alone(run, files, holder)):
-        needed = files.needed(run.spec, holder)
+    kind, needed = request.kind, request.needs
+    if run.host_count < 2 and (why := beginnings.why_alone(run)):
         largest = max((host.count(kind) for host in have if not needed or host.name in needed), default=0)
         return f" on one host, because {why}; the largest worker has {largest}."
     counts = [host.count(kind) for host in have if host.across]

@@ -96,10 +96,18 @@ class Files:
         """Who wrote the checkpoint, of several the last one; None if it no longer exists."""
         key = begins["run"], begins["step"]
         if key not in self._holders:
-            rows = Checkpoint.objects.filter(run=key[0], step=key[1]).order_by("-at")
-            row = rows.values_list("worker", "attempt__devices").first()
-            self._holders[key] = Holder.of(*row) if row else None
+            self.look_up([begins])
         return self._holders[key]
+
+    def look_up(self, every: Sequence[ResumeFrom]) -> None:
+        """Looks up who wrote these checkpoints, with one query, so that `holder` knows."""
+        keys = {(begins["run"], begins["step"]) for begins in every} - self._holders.keys()
+        runs, steps = {run for run, _ in keys}, {step for _, step in keys}
+        self._holders.update(dict.fromkeys(keys))
+        rows = Checkpoint.objects.filter(run__in=runs, step__in=steps).order_by("at")
+        for run, step, *by in rows.values_list("run", "step", "worker", "attempt__devices") if keys else ():
+            if (run, step) in keys:
+                self._holders[run, step] = Holder.of(*by)
 
     def needed(self, spec: Mapping[str, Any], holder: Holder | None = None) -> tuple[str, ...]:
         """Workers that have what a run reads: its corpus's file, and the checkpoint of `holder`; () if any will do.

@@ -96,9 +96,9 @@ def test_a_long_queue_is_read_as_far_as_there_is_something_to_give(
     read: list[int] = []
     requests = sweeps.requests
 
-    def noted(runs: list[Run]) -> list[Any]:
+    def noted(runs: list[Run], *more: Any) -> list[Any]:
         read.extend(run.pk for run in runs)
-        return requests(runs)
+        return requests(runs, *more)
 
     monkeypatch.setattr(sweeps, "requests", noted)
     monkeypatch.setattr(sweeps, "QUEUE_PART", 2)

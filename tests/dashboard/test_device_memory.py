@@ -16,7 +16,7 @@ from dashboard.control.placement import plan
 from dashboard.control.sweeps import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, idle_host
-from dashboard.runs import queue, services, spreading, submission
+from dashboard.runs import asking, queue, services, spreading, submission
 from dashboard.runs.models import Run, State
 from dashboard.studies import form_views, reruns
 from dashboard.studies.feasible import feasible
@@ -153,7 +153,7 @@ def test_a_run_that_is_repeated_is_placed_as_the_first_one(mixed: None, alice: A
 def test_no_memory_is_asked_for_before_it_is_known(alice: Any) -> None:
     """Stages that take too long to count, and runs queued by an earlier version."""
     run = services.submit(owner=alice, spec=factory.UNCOUNTED)
-    assert run.needs_memory is None and queue.requests([run])[0].memory == 0
+    assert run.needs_memory is None and asking.requests([run])[0].memory == 0
     assert Run(spec=RunSpec().model_dump(mode="json")).needs_memory is None
 
 

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import queue
+from dashboard.runs import asking, queue, turns
 from dashboard.runs.models import Corpus, Run
 from parallel_core.schedule import compute_only, plain
 from parallel_core.spec import RunSpec
@@ -131,7 +131,7 @@ def test_image_files_of_workers_are_corpora(member: Client, worker: Worker) -> N
     shown = member.get(f"/runs/{Run.objects.get().pk}/").content.decode()
     assert "VGG-16 width 2, 32 px, 3 channels, batch 16, fp32, image file pets" in shown
     Worker.objects.create(name="yard-0", devices=[], heartbeat_at=timezone.now())
-    (request,) = queue.requests(queue.queued_runs())
+    (request,) = asking.requests(asking.queued_runs(turns.queue_order()))
     assert request.needs == ("yard-a",), "no other worker has the file"
     Worker.objects.filter(name="yard-a").update(draining=True)
     assert queue.waiting(Run.objects.get()).sentence.startswith("Waits for worker yard-a, which has its image file")
@@ -149,7 +149,7 @@ def test_token_files_of_workers_are_corpora(member: Client, worker: Worker) -> N
     small = {"model__vocab": "50257", "model__hidden": "32", "model__heads": "4", "train__global_batch": "2"}
     assert member.post("/runs/new/", filled(train__corpus="tokens:wiki", **small)).status_code == 302
     Worker.objects.create(name="yard-0", devices=[], heartbeat_at=timezone.now())
-    (request,) = queue.requests(queue.queued_runs())
+    (request,) = asking.requests(asking.queued_runs(turns.queue_order()))
     assert request.needs == ("yard-a",), "no other worker has the file"
     Worker.objects.filter(name="yard-a").update(draining=True)
     assert queue.waiting(Run.objects.get()).sentence.startswith("Waits for worker yard-a, which has its token file")

@@ -18,7 +18,7 @@ from dashboard.control.dispatch import start_message
 from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
-from dashboard.runs import queue, states
+from dashboard.runs import asking, queue, states, turns
 from dashboard.runs.models import Attempt, Run, State
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
@@ -60,7 +60,7 @@ def test_it_is_queued_for_the_host_that_has_the_checkpoint(client: Client, sourc
     assert f"/runs/{source.pk}/generate" in client.get(f"/runs/{source.pk}/").content.decode()
     assert (made.label, made.devices, made.state, made.name) == ("Generate", 1, "queued", "Generate: def")
     assert (made.resume_run_id, made.resume_step, made.task["prompt"]) == (source.pk, 20, list(b"def "))
-    request = next(found for found in queue.requests(queue.queued_runs()) if found.run == made.pk)
+    request = next(found for found in asking.requests(asking.queued_runs(turns.queue_order())) if found.run == made.pk)
     assert request.needs == ("yard-a",)
     attempt = states.place(made, source.attempts.get().devices, Worker.objects.get(name="yard-a"))
     message = start_message(attempt)
@@ -278,7 +278,7 @@ def test_it_goes_to_the_devices_that_were_chosen_for_it(client: Client, alice: A
     assert client.post(address, {**FORM, "run_on": "type:new", "priority": "low"}).status_code == 302
     made = Run.objects.latest("pk")
     assert (made.run_on, made.priority_word) == ("type:new", "low priority")
-    (request,) = queue.requests([made])
+    (request,) = asking.requests([made])
     ((_, (share,)),) = plan([request], hosts()).placed
     assert share.devices == (1,)
     assert '<option value="type:new" selected>' in client.get(f"{address}?like={made.pk}").content.decode()

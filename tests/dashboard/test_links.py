@@ -14,7 +14,7 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger import host_links
 from dashboard.ledger.forms import models
 from dashboard.ledger.models import LinksBetween
-from dashboard.runs import linking, queue, services
+from dashboard.runs import asking, linking, queue, services, turns
 from dashboard.runs.models import Run
 from parallel_core.profile import curves
 from tests.dashboard import factory
@@ -38,7 +38,7 @@ def test_a_pair_is_timed_by_a_run_that_has_both_to_itself(member: Client, two_ho
     assert made.status_code == 302 and made["Location"] == f"/runs/{run.pk}/"
     # two devices on each host, since one host has only two
     assert (run.between, run.label, run.devices) == (["yard-a", "yard-b"], "Links", 4)
-    (request,) = queue.requests(queue.queued_runs())
+    (request,) = asking.requests(asking.queued_runs(turns.queue_order()))
     assert (request.among, request.hosts, request.exclusive) == (("yard-a", "yard-b"), 2, True)
     assert start_message(started(run))["task"] == {"links": ["yard-a", "yard-b"]}
     assert run.spec["model"] not in [spec.model.model_dump(mode="json") for spec in models().values()], (

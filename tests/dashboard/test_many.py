@@ -10,6 +10,8 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from dashboard.control.sweeps import place_queued
+from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.studies import services
 from dashboard.studies.models import Study
 from dashboard.studies.views import PER_PAGE
@@ -49,4 +51,36 @@ def test_the_number_of_queries_does_not_grow_with_the_rows(reader: Client, alice
     before = count()
     for _ in range(3):
         add()
+    assert count() == before
+
+
+@pytest.mark.parametrize("what", ["too large", "resumed"])
+def test_nor_with_the_queue_on_fleet_and_where_runs_are_placed(reader: Client, alice: Any, what: str) -> None:
+    """Runs that need more than the fleet has, and such that each begin from a checkpoint of their own."""
+    factory.worker(devices=3)
+    source = factory.finished(alice)
+    attempt = Attempt.objects.get(run=source)
+
+    def add(step: int) -> None:
+        written = {"run": source, "attempt": attempt, "worker": "yard-a", "bytes": 1, "seconds": 1.0}
+        Checkpoint.objects.create(step=step, **written)
+        run = factory.queued(alice, {"dp": 2})
+        resumed: dict[str, Any] = {"resume_run": source, "resume_step": step}
+        Run.objects.filter(pk=run.pk).update(**(resumed if what == "resumed" else {"devices": 64}))
+
+    def count() -> tuple[int, int]:
+        with CaptureQueriesContext(connection) as shown:
+            assert reader.get("/fleet/").status_code == 200
+        with CaptureQueriesContext(connection) as claimed:
+            place_queued({"yard-a"}, {"yard-a"})
+        Run.objects.filter(state=State.STARTING).update(state=State.QUEUED)
+        Attempt.objects.filter(over=False).delete()
+        return len(shown), len(claimed)
+
+    for step in range(2):
+        add(step)
+    count()
+    before = count()
+    for step in range(2, 6):
+        add(step)
     assert count() == before

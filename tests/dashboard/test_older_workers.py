@@ -16,7 +16,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
 from dashboard.ledger.selectors import profile_key
 from dashboard.ledger.services import ask_profile
-from dashboard.runs import queue, services, submission
+from dashboard.runs import asking, queue, services, submission
 from dashboard.runs.models import Run
 from parallel_core import known_fields
 from parallel_core.profile.request import measured_with
@@ -75,7 +75,7 @@ def test_of_several_workers_each_must_know_a_field(old: Worker, alice: Any) -> N
 def test_a_run_that_uses_the_new_field_waits_for_a_newer_worker(old: Worker, alice: Any) -> None:
     run = factory.queued(alice, train={"deterministic": True})
     said = f"Needs a newer worker: yard-a runs version 0.0.1, which does not announce that it knows {NEW}."
-    assert plan(queue.requests([run]), hosts()).waits == {run.pk: (Wait.UNABLE, ("yard-a",))}
+    assert plan(asking.requests([run]), hosts()).waits == {run.pk: (Wait.UNABLE, ("yard-a",))}
     assert queue.waiting(run).sentence == said == submission.assess(run.spec).waits
     assert not place_queued(["yard-a"], ["yard-a"])
     Worker.objects.update(fields=[NEW])

@@ -15,7 +15,7 @@ from dashboard.control.finding import Wait
 from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
-from dashboard.runs import queue, removal, services, spec_fields, states
+from dashboard.runs import asking, queue, removal, services, spec_fields, states, turns
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.page_fix import fix
 from parallel_core.analysis.meters import Work
@@ -77,7 +77,7 @@ def test_choices_name_the_checkpoint_of_the_lowest_held_out_loss(member: Client,
 def test_a_retry_prefers_the_host_of_its_checkpoints(saved: Run) -> None:
     states.lose(saved.attempts.get(), "")
     Run.objects.filter(pk=saved.pk).update(state="queued")
-    (request,) = queue.requests(queue.queued_runs())
+    (request,) = asking.requests(asking.queued_runs(turns.queue_order()))
     assert (request.prefer, request.needs) == ("yard-a", ())
 
 
@@ -183,7 +183,7 @@ def test_another_layout_is_queued_and_its_worker_is_told(member: Client, saved: 
     assert answer.status_code == 302, answer.content.decode()
     run = Run.objects.latest("pk")
     assert (run.resume_run_id, run.resume_step) == (saved.pk, 10)
-    request = next(found for found in queue.requests(queue.queued_runs()) if found.run == run.pk)
+    request = next(found for found in asking.requests(asking.queued_runs(turns.queue_order())) if found.run == run.pk)
     assert request.needs == ("yard-a",)
     attempt = states.place(run, saved.attempts.get().devices, Worker.objects.get(name="yard-a"))
     assert start_message(attempt)["resume"] == {"run": saved.pk, "step": 10}
@@ -255,7 +255,7 @@ def test_the_api_takes_and_shows_it(client: Client, alice: Any, saved: Run) -> N
 
 
 def needed(run: Run) -> tuple[str, ...]:
-    (request,) = queue.requests([run])
+    (request,) = asking.requests([run])
     return request.needs
 
 
@@ -269,10 +269,10 @@ def test_what_lies_in_a_shared_folder_is_taken_without_its_writer(alice: Any, sa
     Worker.objects.filter(name="yard-c").update(shared_checkpoints=True)
     Worker.objects.filter(name="yard-a").update(heartbeat_at=timezone.now() - timedelta(hours=1))
     assert needed(run) == ("yard-a", "yard-c")
-    ((_, (share,)),) = plan(queue.requests([run]), hosts()).placed
+    ((_, (share,)),) = plan(asking.requests([run]), hosts()).placed
     assert share.host == "yard-c"
     Worker.objects.filter(name="yard-c").update(draining=True)
-    assert plan(queue.requests([run]), hosts()).waits[run.pk] == (Wait.CHECKPOINT, ("yard-a", "yard-c"))
+    assert plan(asking.requests([run]), hosts()).waits[run.pk] == (Wait.CHECKPOINT, ("yard-a", "yard-c"))
     assert "Waits for yard-a and yard-c, one of which must be there for the checkpoint" in queue.waiting(run).sentence
 
 

@@ -21,7 +21,7 @@ from dashboard.control.sweeps import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import queue, queueing, run_on, selectors, services, states, submission
+from dashboard.runs import asking, queueing, run_on, selectors, services, states, submission
 from dashboard.runs.models import Event, Run, State
 from dashboard.runs.priority import Priority
 from dashboard.studies import joining, reruns
@@ -477,4 +477,4 @@ def test_a_retry_keeps_place_and_priority(alice: Any) -> None:
     states.lose(factory.start(run), "")
     run.refresh_from_db()
     assert (run.state, run.run_on, run.priority) == ("queued", "worker:yard-a", Priority.LOW)
-    assert queue.requests([run])[0].on == RunOn(worker="yard-a")
+    assert asking.requests([run])[0].on == RunOn(worker="yard-a")

@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import queue, selectors, services, states, submission
+from dashboard.runs import asking, selectors, services, states, submission
 from dashboard.runs.models import Checkpoint, Run
 from parallel_core import known_fields
 from tests.dashboard import factory
@@ -63,7 +63,7 @@ def test_a_token_file_that_two_workers_have_is_read_on_both(two_hosts: None, ali
     found = submission.assess(spec(4, corpus="tokens:web.bin"))
     assert not found.errors and set(found.hosts) == {"yard-a", "yard-b"}
     run = services.submit(owner=alice, spec=found.spec.model_dump(mode="json") if found.spec else {})
-    (request,) = queue.requests([run])
+    (request,) = asking.requests([run])
     assert request.needs == ("yard-a", "yard-b") and not request.alone
     Worker.objects.exclude(name="other").update(draining=True)
     assert (
@@ -93,7 +93,7 @@ def test_a_token_file_that_no_list_names_may_be_where_a_list_is_cut(two_hosts: N
     found = submission.assess(spec(2, corpus="tokens:web"))
     assert not found.errors
     run = services.submit(owner=alice, spec=found.spec.model_dump(mode="json") if found.spec else {})
-    (request,) = queue.requests([run])
+    (request,) = asking.requests([run])
     assert request.needs == ("yard-b",)
 
 

@@ -9,7 +9,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from dashboard.accounts.roles import make_member
-from dashboard.runs import queue, services, states
+from dashboard.control.sweeps import place_queued
+from dashboard.fleet.models import Worker
+from dashboard.runs import services, states, turns
 from dashboard.runs.models import Run
 from dashboard.runs.priority import Priority
 from dashboard.studies.models import Study
@@ -26,7 +28,7 @@ def bob() -> User:
 def order() -> list[str]:
     """Names of the queued runs in the order in which they are served."""
     names = dict(Run.objects.values_list("pk", "name"))
-    return [names[pk] for pk in queue.queue_order()]
+    return [names[pk] for pk in turns.queue_order()]
 
 
 def test_one_person_alone_is_served_by_age(alice: Any) -> None:
@@ -76,10 +78,58 @@ def test_starts_longer_ago_than_are_looked_at_count_as_none(
     factory.start(factory.queued(alice))
     factory.queued(alice, name="of alice")
     factory.queued(bob, name="of bob")
-    monkeypatch.setattr(queue, "RECENT", 1)
+    monkeypatch.setattr(turns, "RECENT", 1)
     assert order() == ["of bob", "of alice"]
-    monkeypatch.setattr(queue, "RECENT", 0)
+    monkeypatch.setattr(turns, "RECENT", 0)
     assert order() == ["of alice", "of bob"]
+
+
+def places(*names: str) -> list[str]:
+    """Names of the runs that the free devices of these workers are given to; they succeed at once."""
+    made = place_queued(names, names)
+    for attempt in made:
+        states.finish(attempt, "succeeded")
+    return [attempt.run.name for attempt in made]
+
+
+def test_a_run_that_no_worker_can_take_uses_up_no_turn(alice: Any, bob: User, redis_url: str) -> None:
+    factory.worker("yard-a", devices=1)
+    factory.worker("yard-b", devices=1)
+    Worker.objects.filter(name="yard-b").update(draining=True)
+    for number in range(10):
+        factory.queued(alice, name=f"stuck{number}", run_on="worker:yard-b")
+    for number in range(3):
+        factory.queued(bob, name=f"bob{number}")
+        factory.queued(alice, name=f"alice{number}")
+    assert order() == [*(f"stuck{i}" for i in range(10)), "alice0", "bob0", "alice1", "bob1", "alice2", "bob2"]
+    assert [places("yard-a", "yard-b") for _ in range(6)] == [
+        *(["alice0"], ["bob0"], ["alice1"]),
+        *(["bob1"], ["alice2"], ["bob2"]),
+    ]
+    Worker.objects.update(draining=False)
+    factory.queued(bob, name="bob3")
+    assert order()[:3] == ["stuck0", "bob3", "stuck1"]
+
+
+def test_younger_runs_that_start_elsewhere_do_not_cost_a_waiting_run_its_turn(
+    alice: Any, bob: User, redis_url: str
+) -> None:
+    """Else a person with large runs and small ones would wait with the large one for as long as others have runs."""
+    factory.worker("yard-a", devices=2)
+    factory.worker("yard-b", devices=1)
+    for _ in range(2):
+        factory.queued(bob, run_on="worker:yard-a")
+    under_way = place_queued(["yard-a"], ["yard-a"])
+    factory.queued(alice, {"dp": 2}, name="large", run_on="worker:yard-a")
+    for number in range(3):
+        factory.queued(alice, name=f"small{number}", run_on="worker:yard-b")
+        factory.queued(bob, name=f"bob{number}", run_on="worker:yard-a")
+    started = []
+    for attempt in under_way:
+        started += places("yard-a", "yard-b")
+        states.finish(attempt, "succeeded")
+    assert started == ["small0", "small1"] and order()[0] == "large"
+    assert places("yard-a", "yard-b") == ["large", "small2"]
 
 
 def test_the_fleet_says_so_where_several_people_wait(admin_client: Any, alice: Any, bob: User) -> None:

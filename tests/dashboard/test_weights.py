@@ -12,7 +12,7 @@ import torch
 from django.test import Client
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import queue, services, submission
+from dashboard.runs import asking, queue, services, submission, turns
 from dashboard.runs.models import Run
 from parallel_core.checkpoint import llama_weights
 from tests.dashboard import factory
@@ -89,7 +89,7 @@ def test_each_field_that_differs_is_named_with_both_values(tiny: dict[str, Any],
 
 def test_the_run_is_placed_where_the_weights_are(tiny: dict[str, Any], two: Worker, alice: Any) -> None:
     services.submit(owner=alice, spec=spec_of(tiny))
-    (request,) = queue.requests(queue.queued_runs())
+    (request,) = asking.requests(asking.queued_runs(turns.queue_order()))
     assert request.needs == ("yard-b",)
     wide = spec_of(tiny, {"global_batch": 4}) | {"parallel": {"dp": 4}}
     assert "the weights it begins from lie on one" in submission.assess(wide).errors["parallel.dp"]
@@ -155,7 +155,7 @@ def test_text_is_generated_from_weights_without_a_run(member: Client, two: Worke
     assert member.post("/runs/weights/tiny/generate", FORM | {"step": "0", "tp": "2"}).status_code == 302
     run = Run.objects.get()
     assert (run.spec["train"]["weights"], run.resume_run_id, run.devices, run.label) == ("tiny", None, 2, "Generate")
-    (request,) = queue.requests(queue.queued_runs())
+    (request,) = asking.requests(asking.queued_runs(turns.queue_order()))
     assert request.needs == ("yard-b",)
     assert "begins from the weights tiny" in member.get(f"/runs/{run.pk}/").content.decode()
 

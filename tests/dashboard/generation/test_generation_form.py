@@ -12,7 +12,7 @@ from django.test import Client
 from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
-from dashboard.runs import queue, services
+from dashboard.runs import asking, services, turns
 from dashboard.runs.generating import ONE, Split
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.studies import generation_form
@@ -182,7 +182,7 @@ def test_only_devices_where_the_checkpoint_is_count(client: Client, source: Run)
     assert client.post(NEW, form).status_code == 302
     study = Study.objects.get()
     assert [run.name for run in study.runs.order_by("position")] == ["Single", "TP 2"]
-    for request in queue.requests(queue.queued_runs()):
+    for request in asking.requests(asking.queued_runs(turns.queue_order())):
         assert plan([replace(request, study=None)], hosts()).placed, request
 
 
@@ -190,7 +190,7 @@ def test_a_host_that_shares_the_folder_of_the_checkpoint_counts(client: Client, 
     factory.worker("yard-b", devices=4)
     shared("yard-a", "yard-b")
     assert client.post(NEW, asked(source, degrees="4x1x1")).status_code == 302
-    wide = next(found for found in queue.requests(queue.queued_runs()) if found.devices == 4)
+    wide = next(found for found in asking.requests(asking.queued_runs(turns.queue_order())) if found.devices == 4)
     assert [share.host for _, given in plan([replace(wide, study=None)], hosts()).placed for share in given] == [
         "yard-b"
     ]
