@@ -136,7 +136,7 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "settled": run.at_rest,
         "may_cancel": run.state not in ENDED and run.cancel_requested_at is None and mine,
         "may_change": mine,
-        "may_queue": mine and queueing.changeable(run),
+        "may_queue": queueing.changeable(run) and not queueing.refusal(request.user, run),
         "may_put_first": queueing.changeable(run) and queueing.may_put_first(request.user, run),
         "next_trace": next_trace.status(run),
         "traceable": next_trace.choices(run),

@@ -8,7 +8,6 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from dashboard.accounts.roles import may_change
 from dashboard.runs import priority as levels
 from dashboard.runs import queueing
 from dashboard.runs.models import Run
@@ -21,8 +20,8 @@ from dashboard.runs.services import Invalid
 def change(request: HttpRequest, pk: int) -> HttpResponse:
     """Changes where a queued run is placed and its priority; back to the run's page once it is not queued any more."""
     run = get_object_or_404(Run.objects.select_related("study"), pk=pk)
-    if not may_change(request.user, run):
-        raise PermissionDenied("Only the run's owner and admins may change its place in the queue.")
+    if refused := queueing.refusal(request.user, run):
+        raise PermissionDenied(refused)
     if not queueing.changeable(run):
         messages.info(request, queueing.NOT_QUEUED)
         return redirect("runs:page", pk)

@@ -27,6 +27,8 @@ KIND = "queue"
 """The kind of the Event of a change."""
 NOT_QUEUED = "The run is not queued any more."
 DELETED = "The study has been deleted."
+NOT_YOURS = "Only the run's owner and admins may change its place in the queue."
+NOT_YOUR_STUDY = "Only the study's owner and admins may change where it runs."
 
 
 def changeable(run: Run) -> bool:
@@ -34,9 +36,16 @@ def changeable(run: Run) -> bool:
     return run.state == State.QUEUED and run.cancel_requested_at is None
 
 
+def refusal(user: Any, run: Run) -> str:
+    """Why the user may not change the run's place, that of its whole study, as a sentence; '' if they may."""
+    if not may_change(user, run):
+        return NOT_YOURS
+    return "" if run.study is None or may_change(user, run.study) else NOT_YOUR_STUDY
+
+
 def may_put_first(user: Any, run: Run) -> bool:
     """Whether to offer the user to give the run high priority."""
-    return run.priority < Priority.HIGH and not levels.refusal(user, Priority.HIGH) and may_change(user, run)
+    return run.priority < Priority.HIGH and not levels.refusal(user, Priority.HIGH) and not refusal(user, run)
 
 
 def change(*, run: Run, user: Any, run_on: str | None = None, priority: Priority | None = None) -> Run:
@@ -47,8 +56,8 @@ def change(*, run: Run, user: Any, run_on: str | None = None, priority: Priority
     Raises PermissionDenied, and Invalid at `run_on` for devices on which one of them could never run, at `priority` for
     a level that the user may not give.
     """
-    if not may_change(user, run):
-        raise PermissionDenied("Only the run's owner and admins may change its place in the queue.")
+    if refused := refusal(user, run):
+        raise PermissionDenied(refused)
     with transaction.atomic():
         study = _locked(run.study_id)
         queued = _queued(pk=run.pk) if run.study_id is None else _queued(study=run.study_id)
@@ -63,7 +72,7 @@ def change_study(*, study: Study, user: Any, run_on: str | None = None, priority
     """Changes where the runs of a study may be placed, and their priority: of all that are queued, and of those that
     join it later or are run again. Returns the study as it is then. Raises as `change`."""
     if not may_change(user, study):
-        raise PermissionDenied("Only the study's owner and admins may change where it runs.")
+        raise PermissionDenied(NOT_YOUR_STUDY)
     with transaction.atomic():
         locked = _locked(study.pk)
         if locked is None:
@@ -115,8 +124,9 @@ def _refusal(of: Run | Study, queued: list[Run], on: RunOn) -> str:
         return places.unknown(fleet)
     for one in sorted(queued, key=lambda run: run != of):
         train = one.spec.get("train", {})
-        reads = (train.get("corpus"), train.get("weights"), one.resume_run_id)
-        shape = (one.devices, one.host_count, train.get("device"), *reads)
+        reads = (train.get("corpus"), train.get("weights"), one.resume_run_id, one.resume_step)
+        does = (train.get("device"), bool(train.get("checkpoint_every")), task_of(one.task))
+        shape = (one.devices, one.host_count, *does, *reads)
         if shape in seen:
             continue
         seen.add(shape)

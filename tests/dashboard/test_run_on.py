@@ -16,6 +16,7 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
+from dashboard.accounts.roles import make_member
 from dashboard.api.models import Scope
 from dashboard.control.sweeps import place_queued
 from dashboard.fleet.models import Worker
@@ -302,6 +303,36 @@ def test_a_study_goes_nowhere_where_a_queued_run_of_it_never_could(member: Clien
         queueing.change_study(study=study, user=alice, run_on="worker:gone")
     with pytest.raises(PermissionDenied):
         queueing.change_study(study=study, user=bob, run_on="worker:yard-a")
+
+
+def test_the_owner_of_one_run_does_not_move_the_study_of_somebody_else(alice: Any, admin: Any) -> None:
+    """Such as an administrator's run in it who is none any more."""
+    study = create_matrix(owner=alice, name="s", base=factory.BASE, strategies=["single", "dp"], devices=2)
+    added = joining.submit(owner=admin, study=study, request={"spec": spec()})
+    former = make_member(admin)
+    former.is_staff = former.is_superuser = False
+    former.save()
+    page = Client()
+    page.force_login(former)
+    assert f"/runs/{added.pk}/queue" not in page.get(f"/runs/{added.pk}/").content.decode()
+    sent = {"run_on": "worker:yard-b", "priority": "low"}
+    assert page.post(f"/runs/{added.pk}/queue", sent).status_code == 403
+    with pytest.raises(PermissionDenied, match="Only the study's owner and admins"):
+        queueing.change(run=added, user=former, run_on="worker:yard-b")
+    assert set(study.runs.values_list("run_on", "priority")) == {("", Priority.NORMAL)}
+    queueing.change_study(study=study, user=alice, run_on="worker:yard-b")
+    assert set(study.runs.values_list("run_on", flat=True)) == {"worker:yard-b"}
+
+
+def test_each_queued_run_of_a_study_is_looked_at_if_what_it_writes_keeps_it_on_one_host(alice: Any) -> None:
+    """Two runs of three ranks, of which one writes checkpoints: no worker with such devices has three of them."""
+    study = Study.objects.create(name="s", owner=alice)
+    named("yard-c", [OLD, NEWER])
+    for position, every in enumerate((0, 5)):
+        train = {"global_batch": 12, "checkpoint_every": every}
+        factory.queued(alice, {"dp": 3}, name=f"each {every}", study=study, position=position, train=train)
+    with pytest.raises(services.Invalid, match="“each 5”: Of EPYC 7B13 the fleet has 2 CPU devices for one run"):
+        queueing.change_study(study=study, user=alice, run_on=f"type:{OLD}")
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has one writer at a time")
