@@ -17,6 +17,7 @@ from dashboard.control.clocks import Clocks
 from dashboard.control.dispatch import ControlMessage
 from dashboard.control.hosts import Request
 from dashboard.control.placement import Share, plan
+from dashboard.control.suspects import UNREACHABLE
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
 from dashboard.ledger.models import ProfileState
@@ -80,27 +81,38 @@ def sweep_traces() -> list[ControlMessage]:
     return messages
 
 
-def place_queued(alive: Iterable[str], fresh: Iterable[str], known: Iterable[str] = ()) -> list[Attempt]:
-    """Places queued runs on free devices of the `fresh` workers; returns the attempts whose start message is to be
-    sent. Workers that are only `alive` give nothing now but are waited for; those that are `known` may come back.
+def place_queued(alive: Iterable[str], fresh: Iterable[str], known: Iterable[str] = ()) -> Iterator[Attempt]:
+    """Places queued runs on free devices of the `fresh` workers. Workers that are only `alive` give nothing now but are
+    waited for; those that are `known` may come back.
+
+    Yields each attempt whose start message is to be sent as soon as it is committed: the next one may raise. Where one
+    run alone cannot be placed, the others are, before its error is raised.
 
     The queue, which may be long, is not read while no host has anything to give, and in parts until none has that no
     older run waits for.
     """
     if not Run.objects.filter(state=State.QUEUED, cancel_requested_at=None).exists():
-        return []
+        return
     fleet = hosts(set(alive), set(fresh), set(known))
     if not any(host.gives for host in fleet):
-        return []
+        return
     by_id: dict[int, Run] = {}
     outcome = plan(_asked(by_id), fleet, studies_active(), told=False)
-    placed = []
+    failed: Exception | None = None
     for request, shares in outcome.placed:
         try:
-            placed.append(_place(by_id[request.run], shares))
+            attempt = _place(by_id[request.run], shares)
         except (states.IllegalTransition, Worker.DoesNotExist) as error:
             log.info("run %s was not placed after all: %s", request.run, error)
-    return placed
+        except UNREACHABLE:
+            raise
+        except Exception as error:
+            log.warning("run %s could not be placed: %s", request.run, error)
+            failed = failed or error
+        else:
+            yield attempt
+    if failed is not None:
+        raise failed
 
 
 def _asked(by_id: dict[int, Run]) -> Iterator[Request]:

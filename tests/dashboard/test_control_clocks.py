@@ -16,7 +16,7 @@ from dashboard.control.clocks import MOST_COUNTED_S, Clocks
 from dashboard.control.controller import Controller
 from dashboard.control.starter import Starter
 from dashboard.fleet.models import Worker
-from dashboard.runs.models import Attempt, Run
+from dashboard.runs.models import Attempt, Run, State
 from parallel_core.file_lock import FileLock
 from tests.dashboard import factory
 from tests.dashboard.database_faults import refuse
@@ -214,6 +214,29 @@ def test_the_second_of_two_lost_attempts_cannot_take_the_first_along(controller:
     with pytest.raises(OperationalError):
         controller._check_leases()
     assert controller._to_summarise == {first.run_id}
+
+
+@pytest.mark.parametrize("operational", [True, False])
+def test_a_run_that_cannot_be_placed_takes_no_other_along(
+    operational: bool, peer: Peer, controller: Controller, alice: Any
+) -> None:
+    """What was placed before it is started at once; what comes after it is placed too, unless the database is away."""
+    peer.beat()
+    controller.turn()
+    first, second, third = (factory.queued(alice) for _ in range(3))
+    peer.devices = 3
+    peer.beat()
+    refuse("runs_event", f"NEW.run_id = {second.pk}", operational)
+    if operational:
+        with pytest.raises(OperationalError):
+            controller.turn()
+        controller._send_unsent()
+    else:
+        controller.turn()
+        assert [one["what"] for one in controller._guard.failing] == ["place queued runs"]
+    going = [first.pk] if operational else [first.pk, third.pk]
+    assert [task["run"] for task in peer.tasks()] == going
+    assert set(Run.objects.filter(state=State.STARTING).values_list("pk", flat=True)) == set(going)
 
 
 CALIBRATION = {

@@ -113,12 +113,12 @@ def test_a_host_whose_heartbeat_is_late_is_waited_for(two_hosts: None, alice: An
     study = Study.objects.create(name="s", owner=alice)
     first, second = (factory.queued(alice, study=study, position=i, exclusive=True) for i in range(2))
     states.finish(factory.start(first), "succeeded")
-    assert sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"}) == []
+    assert list(sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"})) == []
     (placed,) = sweeps.place_queued({"yard-a", "yard-b"}, {"yard-a", "yard-b"})
     assert placed.worker and (placed.run_id, placed.worker.name) == (second.pk, "yard-a")
     states.finish(placed, "succeeded")
     wide, small = factory.queued(alice, {"dp": 4}), factory.queued(alice)
-    assert sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"}) == []
+    assert list(sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"})) == []
     assert [one.run_id for one in sweeps.place_queued({"yard-b"}, {"yard-b"})] == [small.pk], "its lease is over"
     assert state_of(wide) == State.QUEUED
 
@@ -265,9 +265,9 @@ def test_a_large_host_that_was_heard_minutes_ago_keeps_its_study(alice: Any) -> 
         Worker.objects.filter(pk=large.pk).update(heartbeat_at=timezone.now() - timedelta(seconds=seconds))
 
     heard(RETURNS_S / 2)
-    assert sweeps.place_queued(alive, alive) == []
+    assert list(sweeps.place_queued(alive, alive)) == []
     assert queue.waiting(small).sentence.startswith("Waits for other runs of its study")
     heard(2 * RETURNS_S)
-    assert sweeps.place_queued(alive, alive, {"yard-a"}) == [], "expected back since the controller began"
+    assert list(sweeps.place_queued(alive, alive, {"yard-a"})) == [], "expected back since the controller began"
     assert [one.run_id for one in sweeps.place_queued(alive, alive)] == [small.pk]
     assert state_of(wide) == State.QUEUED

@@ -116,7 +116,7 @@ def test_a_queued_run_says_which_memory_it_waits_for(mixed: None, alice: Any) ->
         "Needs 1 CPU device of 383 MiB, by its predicted memory; too small: yard-b (383 MiB). "
         "yard-a is draining, leaving or silent."
     )
-    assert not place_queued(["yard-b"], ["yard-b"])
+    assert not list(place_queued(["yard-b"], ["yard-b"]))
     Worker.objects.filter(name="yard-a").delete()
     assert "queue it although it is predicted not to fit" in queue.waiting(run).sentence
 

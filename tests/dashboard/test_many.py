@@ -72,7 +72,7 @@ def test_nor_with_the_queue_on_fleet_and_where_runs_are_placed(reader: Client, a
         with CaptureQueriesContext(connection) as shown:
             assert reader.get("/fleet/").status_code == 200
         with CaptureQueriesContext(connection) as claimed:
-            place_queued({"yard-a"}, {"yard-a"})
+            list(place_queued({"yard-a"}, {"yard-a"}))
         Run.objects.filter(state=State.STARTING).update(state=State.QUEUED)
         Attempt.objects.filter(over=False).delete()
         return len(shown), len(claimed)

@@ -77,7 +77,7 @@ def test_a_run_that_uses_the_new_field_waits_for_a_newer_worker(old: Worker, ali
     said = f"Needs a newer worker: yard-a runs version 0.0.1, which does not announce that it knows {NEW}."
     assert plan(asking.requests([run]), hosts()).waits == {run.pk: (Wait.UNABLE, ("yard-a",))}
     assert queue.waiting(run).sentence == said == submission.assess(run.spec).waits
-    assert not place_queued(["yard-a"], ["yard-a"])
+    assert not list(place_queued(["yard-a"], ["yard-a"]))
     Worker.objects.update(fields=[NEW])
     assert submission.assess(run.spec).waits == "" and placed() == run
 
@@ -100,7 +100,7 @@ def test_a_run_on_an_image_file_waits_for_a_worker_that_knows_them(alice: Any) -
     Worker.objects.filter(pk=older.pk).update(fields=[NEW], version="0.0.1")
     run = services.submit(owner=alice, spec={"model": {"kind": "mlp"}, "train": {"corpus": "images:pets"}})
     assert queue.waiting(run).sentence.endswith("does not announce that it knows train.corpus=images.")
-    assert not place_queued(["yard-a"], ["yard-a"])
+    assert not list(place_queued(["yard-a"], ["yard-a"]))
     Worker.objects.update(fields=known_fields.later())
     assert placed() == run
 

@@ -86,7 +86,7 @@ def test_starts_longer_ago_than_are_looked_at_count_as_none(
 
 def places(*names: str) -> list[str]:
     """Names of the runs that the free devices of these workers are given to; they succeed at once."""
-    made = place_queued(names, names)
+    made = list(place_queued(names, names))
     for attempt in made:
         states.finish(attempt, "succeeded")
     return [attempt.run.name for attempt in made]
@@ -119,7 +119,7 @@ def test_younger_runs_that_start_elsewhere_do_not_cost_a_waiting_run_its_turn(
     factory.worker("yard-b", devices=1)
     for _ in range(2):
         factory.queued(bob, run_on="worker:yard-a")
-    under_way = place_queued(["yard-a"], ["yard-a"])
+    under_way = list(place_queued(["yard-a"], ["yard-a"]))
     factory.queued(alice, {"dp": 2}, name="large", run_on="worker:yard-a")
     for number in range(3):
         factory.queued(alice, name=f"small{number}", run_on="worker:yard-b")
