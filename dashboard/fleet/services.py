@@ -11,6 +11,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet import selectors
 from dashboard.fleet.models import Worker
 from dashboard.live.announce import announce
@@ -26,6 +27,7 @@ def enable(*, worker: Worker, user: Any) -> Worker:
     return _set(worker, user, False)
 
 
+@again_after_deadlock
 def remove(*, worker: Worker, user: Any) -> None:
     """Deletes a worker that is gone, with the profiles measured on it; its runs stay and keep its name.
 
@@ -35,7 +37,7 @@ def remove(*, worker: Worker, user: Any) -> None:
     with transaction.atomic():
         if why := selectors.stays(worker):
             raise CannotRemoveWorker(why)
-        worker.delete()
+        Worker.objects.filter(pk=worker.pk).delete()
     announce(None, None, "fleet")
 
 

@@ -14,10 +14,12 @@ from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
 from dashboard.accounts.roles import may_change
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet.models import Leftover, Worker
 from dashboard.live.announce import announce
 from dashboard.runs.models import ENDED, Attempt, Checkpoint, DeadLetter, Run
 from dashboard.runs.services import Invalid
+from dashboard.studies.models import Study
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
 
 LEFTOVER_DAYS = 90
@@ -68,12 +70,15 @@ def checkpoints_sentence(runs: Sequence[Run]) -> str:
     return f"{plural_text(kept.count(), 'checkpoint')} on {listed_text(workers)} ({size}) will be deleted, too."
 
 
+@again_after_deadlock
 def delete(*, runs: Sequence[int], user: Any) -> int:
     """Deletes all of these runs, or none, and returns their number.
 
     Raises PermissionDenied if one belongs to somebody else, Invalid({"run": why}) if one cannot be deleted yet.
     """
     with transaction.atomic():
+        of_runs = Run.objects.filter(pk__in=runs, study__isnull=False).values("study")
+        list(Study.objects.select_for_update().filter(pk__in=of_runs).order_by("pk"))  # first, as who runs it again
         going = look(Run.objects.select_for_update(of=("self",)).filter(pk__in=runs), user)
         for run, why in going.staying:
             if not may_change(user, run):

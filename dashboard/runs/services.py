@@ -46,6 +46,10 @@ class Invalid(Exception):
         self.field_errors = {field: sentence_text(message) for field, message in field_errors.items()}
 
 
+class Gone(Invalid):
+    """What was checked a moment ago has been deleted since."""
+
+
 class RunRequest(TypedDict, total=False):
     """What a run is to be; only `spec` is required.
 
@@ -118,12 +122,22 @@ def prepare(*, owner: Any, requests: Sequence[RunRequest]) -> Prepared:
 
 @transaction.atomic
 def write(prepared: Prepared) -> list[Run]:
-    """The part of `submit_all` that writes. A study that the runs were prepared with must have been saved by now."""
+    """The part of `submit_all` that writes. A study that the runs were prepared with must have been saved by now.
+    Raises Gone if a run from whose checkpoint one is to begin has been deleted since."""
+    _hold_sources(prepared.runs)
     runs = Run.objects.bulk_create(prepared.runs)
     Prediction.objects.bulk_create(prepared.predictions)
     said = [f"Submitted by {prepared.owner.get_username()}{origin}." for origin in prepared.origins]
     states.record_all(zip(runs, said, strict=True), "queued", actor=prepared.owner)
     return runs
+
+
+def _hold_sources(runs: Sequence[Run]) -> None:
+    """Keeps the runs from whose checkpoints these begin from being deleted until the transaction ends."""
+    wanted = {run.resume_run_id for run in runs if run.resume_run_id is not None}
+    held = Run.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk") if wanted else ()
+    if gone := wanted - {run.pk for run in held}:
+        raise Gone({resuming.FIELD: f"There is no run {min(gone)}."})
 
 
 @transaction.atomic

@@ -8,6 +8,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from dashboard.accounts.roles import may_change
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.runs import removal
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
@@ -21,6 +22,7 @@ def staying(study: Study) -> list[tuple[Run, str]]:
     return [(run, busy[run.pk]) for run in runs if run.pk in busy]
 
 
+@again_after_deadlock
 def delete(*, study: Study, user: Any) -> None:
     """Deletes a study with all its runs, also those that others added to it.
 
@@ -30,8 +32,10 @@ def delete(*, study: Study, user: Any) -> None:
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may delete it.")
     with transaction.atomic():
-        runs = list(study.runs.select_for_update(of=("self",)))
+        # a run that joins meanwhile is there when the runs are looked at, or finds no study
+        list(Study.objects.select_for_update().filter(pk=study.pk))
+        runs = list(study.runs.select_for_update(of=("self",)).order_by("pk"))
         for run, why in staying(study):
             raise Invalid({"study": f"“{run.name}”: {why}"})
         removal.forget(runs)
-        study.delete()
+        Study.objects.filter(pk=study.pk).delete()

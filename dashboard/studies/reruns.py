@@ -4,6 +4,7 @@ setting then represents it is in `dashboard.runs.standing`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -122,7 +123,8 @@ def run_again(
     while wanted := which(_listed(study)):
         requests = [_again(run, study) for run in wanted if not _is_refused(run, study, user, fleet, why)]
         prepared = runs.prepare(owner=user, requests=requests)
-        with transaction.atomic():
+        # What the runs begin from may go until they are written: then they are looked at once more.
+        with suppress(runs.Gone), transaction.atomic():
             # Of two requests at once only one queues the runs; and what the runs refer to may have been deleted.
             locked = Study.objects.select_for_update().filter(pk=study.pk).first()
             if locked is None:
