@@ -32,10 +32,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """`placed` in queue order; `waits`: run -> (why it waits, names of the hosts it waits for)."""
+    """`placed` in queue order; `waits`: run -> (why it waits, names of the hosts it waits for); `left`: the hosts by
+    name without the devices that were given away."""
 
     placed: list[tuple[Request, list[Share]]] = field(default_factory=list)
     waits: dict[int, tuple[Wait, tuple[str, ...]]] = field(default_factory=dict)
+    left: dict[str, Host] = field(default_factory=dict)
 
 
 def plan(
@@ -70,6 +72,7 @@ def plan(
         result.waits[request.run] = (why, tuple(counts))
         if why not in UNTAKEN and reserved.isdisjoint(counts) and _reserve(request, by_name, counts, reserved):
             waiting.clear()
+    result.left.update(by_name)
     return result
 
 

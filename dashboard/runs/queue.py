@@ -24,7 +24,7 @@ from dashboard.runs.spreading import (
     word_of,
 )
 from dashboard.runs.turns import queue_order
-from parallel_core.analysis.quantities import listed_text, plural_text
+from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
 
 PLANNED = 200
 """How many runs at the front of the queue are planned: a plan of thousands would delay every page that asks."""
@@ -80,9 +80,10 @@ def _for_controller() -> str:
 
 
 def _planned(runs: list[Run]) -> dict[int, Waiting]:
-    fleet, active, beginnings = _Fleet(hosts(), FleetSnapshot.now()), studies_active(), Beginnings(runs)
+    active, beginnings = studies_active(), Beginnings(runs)
     asked = requests(runs, beginnings)
-    outcome = plan(asked, fleet.hosts, active)
+    outcome = plan(asked, hosts(), active)
+    fleet = _Fleet([host.unreserved() for host in outcome.left.values()], FleetSnapshot.now())
     out = {}
     for ahead, (run, request) in enumerate(zip(runs, asked, strict=True)):
         why, names = outcome.waits.get(run.pk, (None, ()))
@@ -96,7 +97,7 @@ def _planned(runs: list[Run]) -> dict[int, Waiting]:
 
 @dataclass(frozen=True)
 class _Fleet:
-    """The fleet as one plan sees it, and its workers."""
+    """The fleet as one plan leaves it, and its workers."""
 
     hosts: list[Host]
     snapshot: FleetSnapshot
@@ -126,7 +127,7 @@ def _why(
         return versions_sentence(names, request, fleet.snapshot)
     if why is Wait.MEMORY:
         return _too_small(request, awaited, fleet.hosts)
-    return _sentence(run, why, awaited, fleet.hosts, replace(request, memory=0))
+    return _sentence(run, why, awaited, fleet.hosts, request)
 
 
 def _for_absent(run: Run, why: Wait | None, names: Sequence[str], awaited: Sequence[Host]) -> str:
@@ -148,7 +149,6 @@ def _file_of(run: Run) -> str:
 
 
 def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host], asks: Request) -> str:
-    """`asks`: its request for devices of any size."""
     word = run.chosen_devices.device_type or word_of(asks)
     if why is Wait.NO_HOST:
         held = "every worker is draining, leaving or silent" if fleet else "none is connected"
@@ -165,12 +165,20 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
     if why is Wait.RESERVED:
         return f"Waits for {run.devices} {word} on {names}, which a run ahead is waiting for."
     free = sum(len(host.spare(asks)) for host in awaited)
+    word += _if_some_are_smaller(asks, awaited)
     if asks.on.worker:
         total = plural_text(len(awaited[0].having(asks)), "device")
         return f"Waits for {run.devices} {word} of {asks.on.text}, chosen for it, which has {free} of {total} free."
     if len(awaited) == 1:
         return f"Waits for {run.devices} {word} on one host: {names} has {free} free."
     return f"Waits for {run.devices} {word} on {len(awaited)} hosts: {names} have {free} free."
+
+
+def _if_some_are_smaller(asks: Request, awaited: list[Host]) -> str:
+    """` of 40 GiB`: the memory that the run needs, if these hosts also have devices with less, which may be free."""
+    any_size = replace(asks, memory=0)
+    smaller = any(len(host.having(any_size)) > len(host.having(asks)) for host in awaited)
+    return f" of {bytes_text(asks.memory)}" if smaller else ""
 
 
 def _too_small(request: Request, awaited: list[Host], fleet: list[Host]) -> str:

@@ -121,6 +121,21 @@ def test_a_queued_run_says_which_memory_it_waits_for(mixed: None, alice: Any) ->
     assert "queue it although it is predicted not to fit" in queue.waiting(run).sentence
 
 
+def test_devices_that_are_free_but_too_small_or_about_to_be_given_away_are_not_counted(alice: Any) -> None:
+    factory.sized("yard-a", 1 << 30, 8 << 30, 8 << 30)
+    first, second, third = (factory.queued(alice, {"dp": ranks}) for ranks in (2, 1, 2))
+    Run.objects.update(needs_memory=4 << 30)
+    assert queue.waiting(first).sentence == "Starts now."
+    said = "Waits for 1 CPU device of 4 GiB on one host: yard-a has 0 free. 1 run ahead."
+    assert queue.waiting(second).sentence == said
+    Run.objects.filter(pk=second.pk).delete()
+    Run.objects.filter(pk=third.pk).update(run_on="worker:yard-a")
+    said = (
+        "Waits for 2 CPU devices of 4 GiB of worker yard-a, chosen for it, which has 0 of 2 devices free. 1 run ahead."
+    )
+    assert queue.waiting(third).sentence == said
+
+
 def test_a_draining_host_is_awaited_and_named(mixed: None) -> None:
     Worker.objects.filter(name="yard-a").update(draining=True)
     found = submission.assess(spec())
