@@ -176,8 +176,7 @@ def edit_run(request: HttpRequest, run_id: RunId, payload: s.RunEdit) -> Any:
             level = levels.read(place.get("priority", ""))
             queueing.change(run=run, user=request.user, run_on=place.get("run_on"), priority=level)
         if asked or not place:
-            changed = {"name": run.name, "tags": run.tags, "notes": run.notes} | asked
-            services.edit(run=run, user=request.user, **changed)
+            services.edit(run=run, user=request.user, **asked)
     return {"data": detail(run_of(run_id))}
 
 

@@ -116,7 +116,7 @@ def edit_study(request: HttpRequest, study_id: StudyId, payload: t.StudyEdit) ->
     join it later; only for its owner and admins. High priority is given by admins only."""
     require_member(request)
     study = get_object_or_404(STUDIES, pk=study_id)
-    changed = {"name": study.name, "notes": study.notes} | payload.model_dump(exclude_none=True)
+    changed = payload.model_dump(exclude_none=True)
     if "priority" in changed:
         changed["priority"] = levels.read(changed["priority"])
     return {"data": _detail(editing.edit(study=study, user=request.user, **changed))}

@@ -235,19 +235,24 @@ def request_cancel(*, run: Run, user: Any) -> Run:
     return run
 
 
-def edit(*, run: Run, user: Any, name: str, tags: Sequence[str], notes: str) -> Run:
-    """Renames and re-tags, and replaces the notes. Raises PermissionDenied or Invalid."""
+def edit(
+    *, run: Run, user: Any, name: str | None = None, tags: Sequence[str] | None = None, notes: str | None = None
+) -> Run:
+    """Renames and re-tags, and replaces the notes. None leaves a value as it is, also if somebody has changed it since
+    the run was read. Raises PermissionDenied or Invalid."""
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may change it.")
-    clean_name, clean_tags = name.strip(), _clean_tags(tags)
-    words, errors = clean_notes(notes), _check_words(clean_name, clean_tags)
-    errors |= notes_errors(words)
-    if not clean_name:
+    values: dict[str, Any] = {} if name is None else {"name": name.strip()}
+    values |= {} if tags is None else {"tags": _clean_tags(tags)}
+    values |= {} if notes is None else {"notes": clean_notes(notes)}
+    errors = _check_words(values.get("name", ""), values.get("tags", [])) | notes_errors(values.get("notes", ""))
+    if values.get("name") == "":
         errors["name"] = "A run needs a name."
     if errors:
         raise Invalid(errors)
-    run.name, run.tags, run.notes = clean_name, clean_tags, words
-    run.save(update_fields=("name", "tags", "notes"))
+    for field, value in values.items():
+        setattr(run, field, value)
+    run.save(update_fields=tuple(values))
     announce(run.pk, run.study_id, "state")
     return run
 

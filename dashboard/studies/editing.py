@@ -17,17 +17,25 @@ from dashboard.studies.services import name_errors
 
 
 def edit(
-    *, study: Study, user: Any, name: str, notes: str, run_on: str | None = None, priority: Priority | None = None
+    *,
+    study: Study,
+    user: Any,
+    name: str | None = None,
+    notes: str | None = None,
+    run_on: str | None = None,
+    priority: Priority | None = None,
 ) -> Study:
-    """Renames a study, replaces its notes, and changes where its runs may be placed and their priority, unless these
-    are None (`queueing.change_study`): all of it or nothing.
+    """Renames a study, replaces its notes, and changes where its runs may be placed and their priority
+    (`queueing.change_study`): all of it or nothing. None leaves a value as it is, also if somebody has changed it since
+    the study was read.
 
     Raises PermissionDenied, or Invalid with what is wrong at every field.
     """
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may change it.")
-    words = runs.clean_notes(notes)
-    errors = name_errors(name) | runs.notes_errors(words)
+    values = {} if name is None else {"name": name.strip()}
+    values |= {} if notes is None else {"notes": runs.clean_notes(notes)}
+    errors = (name_errors(values["name"]) if name is not None else {}) | runs.notes_errors(values.get("notes", ""))
     with transaction.atomic():
         try:
             study = queueing.change_study(study=study, user=user, run_on=run_on, priority=priority)
@@ -35,6 +43,7 @@ def edit(
             errors |= refused.field_errors
         if errors:
             raise Invalid(errors)
-        study.name, study.notes = name.strip(), words
-        study.save(update_fields=("name", "notes"))
+        for field, value in values.items():
+            setattr(study, field, value)
+        study.save(update_fields=tuple(values))
     return study

@@ -305,6 +305,34 @@ def test_a_study_goes_nowhere_where_a_queued_run_of_it_never_could(member: Clien
         queueing.change_study(study=study, user=bob, run_on="worker:yard-a")
 
 
+def test_what_a_request_leaves_out_stays_as_somebody_else_has_just_written_it(
+    alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the rows are locked that the request changes: it has read them before."""
+    study = create_matrix(owner=alice, name="s", base=factory.BASE, strategies=["single", "dp"], devices=2)
+    run = factory.queued(alice, name="r")
+    real_study, real_run = queueing.change_study, queueing.change
+
+    def written_before(rows: Any, action: Any) -> Any:
+        def changed(**asked: Any) -> Any:
+            rows.update(name="theirs", notes="theirs")
+            return action(**asked)
+
+        return changed
+
+    monkeypatch.setattr(queueing, "change_study", written_before(Study.objects.filter(pk=study.pk), real_study))
+    monkeypatch.setattr(queueing, "change", written_before(Run.objects.filter(pk=run.pk), real_run))
+    client, headers = Client(), bearer(alice, Scope.SUBMIT)
+    for path, sent in ((f"studies/{study.pk}", {"notes": "mine"}), (f"runs/{run.pk}", {"tags": ["mine"]})):
+        body = json.dumps({"run_on": "worker:yard-a", **sent})
+        answer = client.patch(f"/api/v1/{path}", body, content_type="application/json", headers=headers)
+        assert answer.status_code == 200, answer.content
+    study.refresh_from_db()
+    run.refresh_from_db()
+    assert (study.name, study.notes, study.run_on) == ("theirs", "mine", "worker:yard-a")
+    assert (run.name, run.notes, run.tags, run.run_on) == ("theirs", "theirs", ["mine"], "worker:yard-a")
+
+
 def test_the_owner_of_one_run_does_not_move_the_study_of_somebody_else(alice: Any, admin: Any) -> None:
     """Such as an administrator's run in it who is none any more."""
     study = create_matrix(owner=alice, name="s", base=factory.BASE, strategies=["single", "dp"], devices=2)
