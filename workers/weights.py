@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from parallel_core.checkpoint import llama_weights
+from parallel_core.checkpoint import weights_listing
 from workers.periodic import Periodic
 
 LOOK_S = 5.0
@@ -19,10 +19,10 @@ class Weights(Periodic):
     def __init__(self, folder: Path) -> None:
         super().__init__("weights", LOOK_S)
         self.known: list[dict[str, Any]] | None = None
-        self._read: llama_weights.Known = {}
+        self._read: weights_listing.Known = {}
         self._folder = folder
 
     def look(self) -> None:
         """Lists them now; while that fails, the last list stays."""
         with contextlib.suppress(OSError, ValueError):  # ValueError: a file was cut while it was mapped
-            self.known = llama_weights.listing(self._folder, self._read)
+            self.known = weights_listing.listing(self._folder, self._read)

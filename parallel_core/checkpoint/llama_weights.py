@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,8 @@ def _number(field: str, value: Any) -> float:
 def read_config(path: Path) -> dict[str, Any]:
     """The config.json of a folder. Raises CheckpointError if it is missing or no description of a model."""
     try:
+        if (path / CONFIG).is_fifo():  # reading it would wait for its writer
+            raise CheckpointError(f"{path / CONFIG} cannot be read: it is no file.")
         config = json.loads((path / CONFIG).read_text())
     except OSError as error:
         raise CheckpointError(f"{path / CONFIG} cannot be read: {error.strerror or error}") from error
@@ -123,10 +125,6 @@ def read_config(path: Path) -> dict[str, Any]:
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Names by which a spec can name a folder of weights."""
-MOST_LISTED = 100
-"""Folders in a listing, which every heartbeat of a worker carries: some 40 KB of it."""
-MOST_CHARACTERS = 300
-"""Length to which a listing cuts the reason why weights cannot be used."""
 USUAL_SEQ = 1024
 """Sequence length that a listing proposes, unless the model was made for shorter ones."""
 PICKLED = ("*.bin", "*.pt", "*.pth")
@@ -264,29 +262,3 @@ def require_match(path: Path, model: ModelSpec) -> None:
 def difference(weights: str, name: str, theirs: Any, mine: Any) -> str:
     """That a field of the model differs from the weights, as a sentence."""
     return f"The weights {weights} have {name}={theirs}; this run has {name}={mine}."
-
-
-Known = MutableMapping[str, tuple[object, dict[str, Any]]]
-"""Name of a folder -> sizes and times of its files, and its entry in a listing."""
-
-
-def listing(folder: Path, known: Known) -> list[dict[str, Any]]:
-    """The folders with a config.json directly in a data folder, at most MOST_LISTED by name: {name} and what
-    `described` tells, or {name, why} where they cannot be used. Those whose files are as they were
-    in `known`, which it keeps up to date, are not read again."""
-    names = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}"))
-    able = [name for name in names if NAME_PATTERN.fullmatch(name)]
-    for gone in set(known).difference(able):
-        del known[gone]
-    return [_entry(name, folder / name, known) for name in able[:MOST_LISTED]]
-
-
-def _entry(name: str, path: Path, known: Known) -> dict[str, Any]:
-    seen = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(path.iterdir())]
-    if name not in known or known[name][0] != seen:
-        try:
-            entry = {"name": name, **described(path)}
-        except CheckpointError as error:
-            entry = {"name": name, "why": str(error)[:MOST_CHARACTERS]}
-        known[name] = seen, entry
-    return known[name][1]

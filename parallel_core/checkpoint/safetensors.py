@@ -4,7 +4,7 @@
     N bytes   JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}}, and "__metadata__": {text: text}
     the rest  the numbers; offsets count from here, and the tensors cover it without gaps or overlaps
 
-A file's header is fully checked. The file is mapped into memory, so a tensor is not read until it is used.
+A file's header is fully checked. The rest is mapped into memory, so a tensor is not read until it is used.
 
 The package of that name (0.8) does not fit: it writes from addresses of all tensors at once, so that the whole model
 would have to be in memory, where `write` takes one after another; and to NumPy it reads no bf16.
@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -52,24 +53,41 @@ class SafeTensors:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if not path.is_file():  # opening a pipe would wait for its writer; a name may be one that no file can have
+                raise CheckpointError(f"{path} cannot be read: it is no file.")
             with path.open("rb") as file:
-                size = path.stat().st_size
-                self._data = (size and mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) or b""
+                self._data = self._mapped(file)
+                header = self._header(file)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read ({error.strerror}).") from error
-        if size < 8:
-            raise self._wrong(f"it has {size} bytes, too few for a header")
-        (length,) = struct.unpack("<Q", self._data[:8])
-        if length > min(MAX_HEADER, size - 8):
-            raise self._wrong(f"its header claims {length} bytes of the file's {size}: cut short, or another format")
-        self._base = 8 + length
+        self._base = 8 + len(header)
         try:
-            raw = json.loads(bytes(self._data[8 : self._base]))
+            raw = json.loads(header)
             raw.pop("__metadata__", None)
             self.entries = {str(name): _entry(entry) for name, entry in raw.items()}
         except PARSE_ERRORS as error:
             raise self._wrong(f"its header is spoilt ({error})") from error
-        self._check(size - self._base)
+        self._check(len(self._data) - self._base)
+
+    def _mapped(self, file: BinaryIO) -> mmap.mmap | bytes:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        except ValueError:  # it was emptied meanwhile
+            return b""
+
+    def _header(self, file: BinaryIO) -> bytes:
+        """The JSON, not by the mapping: its memory is gone, and signal 7 ends the process, while a file is written
+        anew, or where its disk fails."""
+        size = len(self._data)
+        if len(head := file.read(8)) < 8 or size < 8:
+            raise self._wrong(f"it has {min(size, len(head))} bytes, too few for a header")
+        (length,) = struct.unpack("<Q", head)
+        if length > min(MAX_HEADER, size - 8):
+            raise self._wrong(f"its header claims {length} bytes of the file's {size}: cut short, or another format")
+        if len(header := file.read(length)) < length:
+            raise self._wrong("it was cut short meanwhile")
+        return header
 
     def _check(self, size: int) -> None:
         """Raises CheckpointError unless the tensors cover all `size` bytes, each with exactly its own size."""
@@ -113,9 +131,11 @@ def open_all(path: Path) -> dict[str, SafeTensors]:
         return _named(SafeTensors(path / SINGLE))
     try:
         where = {str(name): str(file) for name, file in json.loads((path / INDEX).read_text())["weight_map"].items()}
+    except OSError as error:
+        raise CheckpointError(f"{path / INDEX} cannot be read ({error.strerror}).") from error
     except PARSE_ERRORS as error:
         raise CheckpointError(f"{path / INDEX} is no index of safetensors files ({error}).") from error
-    if strange := [name for name in where.values() if Path(name).name != name]:
+    if strange := [name for name in where.values() if Path(name).name != name or name in ("", "..")]:
         raise CheckpointError(f"{path / INDEX} leads out of its folder: {strange[0]!r}.")
     files = {name: SafeTensors(path / name) for name in sorted(set(where.values()))}
     if missing := [name for name, file in where.items() if name not in files[file].entries]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from parallel_core.checkpoint import llama_weights, safetensors
+from parallel_core.checkpoint import llama_weights, safetensors, weights_listing
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine.llama import import_weights
 from parallel_core.outline.gpt import GptOutline
@@ -154,8 +158,9 @@ def test_a_listing_names_what_can_be_used_and_why_the_rest_cannot(
     other("bias", tmp_path / "biased")
     put(tmp_path / "no name", tensors())
     (tmp_path / "empty").mkdir()
-    known: llama_weights.Known = {}
-    biased, tiny = llama_weights.listing(tmp_path, known)
+    known: weights_listing.Known = {}
+    biased, tiny, unnamed = weights_listing.listing(tmp_path, known)
+    assert unnamed["name"] == "no name" and unnamed["why"].endswith("rename the folder.")
     assert tiny == {"name": "tiny", **llama_weights.described(tmp_path / "tiny")}
     assert biased["name"] == "biased" and "has no biases" in biased["why"]
 
@@ -165,8 +170,94 @@ def test_a_listing_names_what_can_be_used_and_why_the_rest_cannot(
         read.append(path)
         raise CheckpointError("x" * 1000)
 
-    monkeypatch.setattr(llama_weights, "described", reading)
-    assert llama_weights.listing(tmp_path, known) == [biased, tiny] and not read, "nothing has changed"
+    monkeypatch.setattr(weights_listing, "described", reading)
+    assert weights_listing.listing(tmp_path, known) == [biased, tiny, unnamed] and not read, "nothing has changed"
     put(tmp_path / "tiny", tensors(torch.float64))
-    assert llama_weights.listing(tmp_path, known)[1] == {"name": "tiny", "why": "x" * llama_weights.MOST_CHARACTERS}
+    assert weights_listing.listing(tmp_path, known)[1] == {"name": "tiny", "why": "x" * weights_listing.MOST_CHARACTERS}
     assert read == [tmp_path / "tiny"]
+
+
+def _elsewhere(folder: Path, file: str) -> None:
+    where = dict.fromkeys(safetensors.open_all(folder), file)
+    (folder / safetensors.INDEX).write_text(json.dumps({"weight_map": where}))
+
+
+def _pipe(file: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / file).unlink()
+        os.mkfifo(folder / file)
+
+    return change
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a link that leads nowhere": (lambda folder: (folder / "extra").symlink_to("nowhere"), ""),
+    "a file of no possible name": (lambda folder: _elsewhere(folder, "a\0b"), "cannot be read: it is no file"),
+    "a file of half a character": (lambda folder: _elsewhere(folder, "a\ud800"), "cannot be read: it is no file"),
+    "the folder itself": (lambda folder: _elsewhere(folder, ""), "leads out of its folder"),
+    "the folder above": (lambda folder: _elsewhere(folder, ".."), "leads out of its folder"),
+    "an index that is a folder": (lambda folder: (folder / safetensors.INDEX).mkdir(), "index.json cannot be read"),
+    "a pipe": (_pipe(safetensors.SINGLE), "cannot be read: it is no file"),
+    "a pipe of a config": (_pipe(llama_weights.CONFIG), "cannot be read: it is no file"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_does_not_hide_the_others(name: str, tmp_path: Path) -> None:
+    spoil, why = BROKEN[name]
+    spoil(put(tmp_path / "broken", tensors(torch.float32)))
+    put(tmp_path / "tiny", tensors(torch.float32))
+    broken, tiny = weights_listing.listing(tmp_path, {})
+    assert (broken["name"], tiny["name"]) == ("broken", "tiny") and "model" in tiny
+    assert why in broken["why"] if why else "model" in broken
+
+
+def test_a_folder_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("closed", "tiny"):
+        put(tmp_path / name, tensors(torch.float32))
+    known: weights_listing.Known = {}
+    before = weights_listing.listing(tmp_path, known)
+    number = errno.EACCES
+    looking = Path.iterdir
+
+    def failing(self: Path) -> Iterator[Path]:
+        if self.name == "closed":
+            raise OSError(number, "not now")
+        return looking(self)
+
+    monkeypatch.setattr(Path, "iterdir", failing)
+    closed, tiny = weights_listing.listing(tmp_path, known)
+    assert closed == {"name": "closed", "why": f"{tmp_path / 'closed'} cannot be read: not now."} and "model" in tiny
+    number = errno.EIO
+    assert weights_listing.listing(tmp_path, known) == before, "a disk that fails may be there again soon"
+
+
+def test_the_folders_that_are_left_out_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        put(tmp_path / name, tensors(torch.float32))
+    monkeypatch.setattr(weights_listing, "MOST_LISTED", 1)
+    assert weights_listing.listing(tmp_path, {})[1:] == [{"name": "b", "why": "Only 1 folders are read; left out: 2."}]
+
+
+def test_a_file_that_is_written_anew_while_it_is_looked_at_ends_no_process(tmp_path: Path) -> None:
+    """As `cp` does: it empties the file first. The memory of a mapping that reached further is gone then."""
+    file = put(tmp_path, tensors(torch.float32)) / safetensors.SINGLE
+    whole, seen = file.read_bytes(), 0
+    reader = subprocess.Popen([sys.executable, "-c", LOOKING, str(file)], stdout=subprocess.PIPE)
+    while reader.poll() is None:
+        file.write_bytes(whole)
+        seen += 1
+    assert reader.returncode == 0 and seen
+
+
+LOOKING = """
+import sys
+from pathlib import Path
+from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.checkpoint.safetensors import SafeTensors
+for _ in range(30_000):
+    try:
+        SafeTensors(Path(sys.argv[1]))
+    except CheckpointError:
+        pass
+"""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_core.analysis.generated import together
-from parallel_core.checkpoint import llama_weights
+from parallel_core.checkpoint import llama_weights, weights_listing
 from parallel_core.generation_request import inference
 from parallel_core.observe import records
 from tests.parallel_core.test_llama import put, tensors
@@ -93,7 +93,7 @@ def test_a_beat_tells_of_weights_once_they_were_listed_and_reads_none_itself(
     def stalled(*_: Any) -> Any:
         raise AssertionError("a heartbeat read weights")
 
-    monkeypatch.setattr(llama_weights, "listing", stalled)
+    monkeypatch.setattr(weights_listing, "listing", stalled)
     (told,) = worker.heartbeat.body()["weights"]
     assert (told["name"], told["dtype"], told["model"]["layers"]) == ("tiny", "F32", 2)
 
@@ -107,6 +107,6 @@ def test_weights_stay_known_while_their_disk_fails(tmp_path: Path, monkeypatch: 
     def failing(*_: Any) -> Any:
         raise OSError("stale file handle")
 
-    monkeypatch.setattr(llama_weights, "listing", failing)
+    monkeypatch.setattr(weights_listing, "listing", failing)
     weights.look()
     assert listed and weights.known == listed
