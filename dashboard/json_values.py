@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,23 @@ def finite_list(values: NDArray[np.float64]) -> list[float | None]:
     return [finite(value) for value in values.tolist()]
 
 
+def without_null(text: str) -> str:
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+
+
 def storable_text(text: str) -> str:
-    """The text as both databases accept it, on whatever it quotes: halves of characters (lone surrogates) are
-    escaped, null characters replaced."""
-    return str(clean(text.encode(errors="backslashreplace").decode()))
+    """The text as both databases and a page accept it, on whatever it quotes: halves of characters (lone surrogates)
+    are escaped, null characters replaced."""
+    return without_null(text if text.isascii() else text.encode(errors="backslashreplace").decode())
 
 
-def clean(value: Any) -> Any:
-    """Returns JSON that both databases accept: None for NaN and infinity, no null characters in text."""
+def clean(value: Any, text: Callable[[str], str] = without_null) -> Any:
+    """Returns JSON that both databases accept: None for NaN and infinity, no null characters in text. `text` is applied
+    to all text: `storable_text` where a sentence may quote anything, such as a name in a file."""
     if isinstance(value, float):
         return finite(value)
     if isinstance(value, str):
-        return value.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+        return text(value)
     if isinstance(value, dict):
-        return {clean(key): clean(item) for key, item in value.items()}
-    return [clean(item) for item in value] if isinstance(value, list) else value
+        return {clean(key, text): clean(item, text) for key, item in value.items()}
+    return [clean(item, text) for item in value] if isinstance(value, list) else value

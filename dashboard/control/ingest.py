@@ -26,7 +26,7 @@ from dashboard.control.store import FileKey, Store
 from dashboard.control.summary import outdate
 from dashboard.control.wire import Entry
 from dashboard.fleet.models import Leftover
-from dashboard.json_values import clean
+from dashboard.json_values import clean, storable_text
 from dashboard.ledger import services as ledger
 from dashboard.runs import states
 from dashboard.runs.models import Attempt, OpenWaits, State
@@ -107,7 +107,7 @@ class Ingest:
     # Heartbeats
 
     def _heartbeat(self, entry: Entry) -> None:
-        body = clean(entry.body)
+        body = clean(entry.body, storable_text)
         worker, new = keep_beat(entry, body)
         self.news |= new
         self.topics[None, None].add("fleet")
@@ -142,7 +142,7 @@ class Ingest:
 
     def _profile(self, entry: Entry) -> None:
         self.news = True
-        ledger.answer_profile(entry.worker, clean(entry.body))
+        ledger.answer_profile(entry.worker, clean(entry.body, storable_text))
 
     def _dropped(self, entry: Entry) -> None:
         Leftover.objects.filter(worker=entry.worker, run=int(entry.body["run"])).delete()
@@ -155,7 +155,7 @@ class Ingest:
             return
         self.news = True
         self.store.flush(self.attempts)
-        body = clean(entry.body)
+        body = clean(entry.body, storable_text)
         try:
             if body["state"] == "running":
                 self._up(attempt, entry.worker, body.get("begins") or {})

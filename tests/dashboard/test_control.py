@@ -162,6 +162,23 @@ def test_weights_are_kept_until_the_worker_has_listed_them_again(peer: Peer, con
     assert kept == [weights, weights, []]
 
 
+def test_a_worker_may_tell_of_any_characters(peer: Peer, controller: Controller, member: Client) -> None:
+    """A tensor's name in a file may hold half a character, or a null one, and is quoted in why a folder is refused."""
+    peer.beat(weights=[{"name": "odd", "why": "The weights have a\ud800b\x00."}])
+    controller.turn()
+    page = member.get("/runs/new/")
+    assert page.status_code == 200 and "odd on yard-a: The weights have a\\ud800b\ufffd." in page.content.decode()
+
+
+def test_a_run_ends_with_a_reason_of_any_characters(peer: Peer, controller: Controller, alice: Any) -> None:
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    peer.ended(attempt.pk, outcome="failed", cause="refused", detail="The weights have a\ud800b.")
+    controller.turn()
+    run.refresh_from_db()
+    assert (run.state, run.detail) == (State.FAILED, "The weights have a\\ud800b.")
+
+
 def test_two_workers_of_one_name_get_nothing_new_until_one_is_gone(
     redis_url: str, peer: Peer, controller: Controller, alice: Any, client: Client
 ) -> None:
