@@ -43,5 +43,5 @@ def thin_old_runs() -> None:
         return
     old = Run.objects.filter(state__in=ENDED, ended_at__lt=timezone.now() - timedelta(days=days), thinned=None)
     with transaction.atomic():
-        for run in old.order_by("pk")[:AT_ONCE]:
+        for run in old.select_for_update(of=("self",), skip_locked=True).order_by("pk")[:AT_ONCE]:
             keep_numbers(run, by=None, profiles=False)
