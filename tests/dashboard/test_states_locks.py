@@ -60,6 +60,12 @@ def _closing(action: Callable[[], Any]) -> Any:
         connection.close()
 
 
+def outlast() -> None:
+    """Makes the other transaction the one that PostgreSQL ends in a deadlock: the one that first looks for it."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL deadlock_timeout = '60s'")
+
+
 @pytest.fixture
 def meeting() -> Meeting:
     return Meeting()
@@ -139,6 +145,7 @@ def test_what_the_controller_stores_meanwhile_makes_no_deletion_fail(alice: Any,
 
     def late_data() -> None:
         with transaction.atomic():
+            outlast()
             Attempt.objects.filter(run=run).update(settled=True)
             meeting.here()
             Run.objects.filter(pk=run.pk).update(step=3)
@@ -155,6 +162,7 @@ def test_a_worker_that_just_came_back_is_removed_or_stays_as_a_whole(admin: Any,
 
     def beat() -> None:
         with transaction.atomic():
+            outlast()
             Worker.objects.filter(pk=worker.pk).update(load=1.0)
             meeting.here()
             Attempt.objects.filter(run=run).update(settled=True)
