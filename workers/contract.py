@@ -180,8 +180,9 @@ class HeartbeatBody(TypedDict):
     more_token_files: NotRequired[int]
     """How many others it has, where `token_files` would be too long with them."""
     weights: NotRequired[list[dict[str, Any]]]
-    """{name, model, dtype, parameters, bytes}, or {name, why}, of the folders of Llama weights in its data folder
-    (parallel_core.checkpoint.weights_listing reads at most 100); absent until they were listed for the first time."""
+    """{name, model, dtype, parameters, bytes, values}, or {name, why}, of the folders of Llama weights in its data
+    folder (parallel_core.checkpoint.weights_listing reads at most 100); absent until they were listed for the first
+    time."""
     image_files: NotRequired[list[dict[str, Any]]]
     """{name, images, height, width, channels, classes} of the image files there (parallel_core.data.image_file); absent
     until they were listed for the first time."""

@@ -66,7 +66,8 @@ class Files:
     @classmethod
     def of(cls, fleet: FleetSnapshot) -> Files:
         """Of the whole fleet. Of files with the same name but different sizes, counts the one that most reporting
-        workers have; so of weights with the same name but another model."""
+        workers have; so of weights with the same name but another model, or
+        other values."""
         fleet = fleet.whole
         fresh, workers = {worker.name for worker in fleet.reporting}, fleet.every
         files: dict[str, list[tuple[Any, str]]] = {}
@@ -77,7 +78,7 @@ class Files:
                     files.setdefault(f"{kind}:{file['name']}", []).append((_sizes(kind, file), worker.name))
             for one in worker.weights:
                 if "why" not in one:
-                    same = (repr(sorted(one["model"].items())), one["dtype"], one["bytes"])
+                    same = (repr(sorted(one["model"].items())), one["dtype"], one["bytes"], one.get("values"))
                     weights.setdefault(one["name"], []).append((same, worker.name))
         unlisted = {kind: tuple(one.name for one in workers if one.leaves_out(kind)) for kind in FILE_CORPORA}
         sharing = tuple(worker.name for worker in workers if worker.shared_checkpoints and worker.name in fresh)

@@ -17,6 +17,7 @@ from parallel_core.spec import RunSpec
 
 FIELD = "train.weights"
 NONE = "Random initial values"
+OTHERS = "These are others than those of this name on {}; rename the folder."
 BYTES = 256
 """Size of a vocabulary that reads text as bytes."""
 HOW = "A folder of Llama weights lies in a worker's data folder, with config.json and model.safetensors (or its index)."
@@ -51,8 +52,13 @@ def _text(entry: Mapping[str, Any]) -> str:
 
 def unusable(fleet: FleetSnapshot) -> list[str]:
     """Why other folders are not offered, a text for each."""
-    every = ((worker.name, entry) for worker in fleet.reporting for entry in worker.weights)
-    return [f"{entry['name']} on {worker}: {entry['why']}" for worker, entry in every if "why" in entry]
+    have, every = Files.of(fleet).weights, ((one.name, entry) for one in fleet.reporting for entry in one.weights)
+    said = []
+    for worker, entry in every:
+        on = have.get(entry["name"], ())
+        if "why" in entry or worker not in on:
+            said.append(f"{entry['name']} on {worker}: {entry.get('why') or OTHERS.format(listed_text(on))}")
+    return said
 
 
 def spec_of(name: str, fleet: FleetSnapshot) -> dict[str, Any] | None:

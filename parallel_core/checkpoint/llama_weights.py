@@ -6,6 +6,7 @@ Only safetensors are read. Pickled weights (*.bin, *.pt, *.pth) are never loaded
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -162,7 +163,8 @@ def expected(model: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """{model: fields of ModelSpec, dtype, parameters, bytes} of the folder's weights, from config and headers alone.
+    """{model: fields of ModelSpec, dtype, parameters, bytes, values} of the folder's weights, from config and headers,
+    and `values` from a few numbers of each tensor (`fingerprint`).
 
     `dtype` names every element type, the most frequent first. Raises CheckpointError if this engine cannot begin from
     them: another model, biases, a tied head beside one of its own, quantised numbers, cut or missing files.
@@ -180,7 +182,20 @@ def described(path: Path) -> dict[str, Any]:
         "dtype": ", ".join(sorted(counts, key=lambda dtype: -counts[dtype])),
         "parameters": sum(counts.values()),
         "bytes": sum(count * safetensors.ITEM[dtype] for dtype, count in counts.items()),
+        "values": fingerprint(files),
     }
+
+
+def fingerprint(files: Mapping[str, safetensors.SafeTensors]) -> str:
+    """Tells weights from others of the same model: a digest of a few numbers of every tensor. Training, or rounding
+    to another type, changes some of them; which file has which tensor does not matter."""
+    samples = {file: file.samples() for file in set(files.values())}
+    digest = hashlib.sha256()
+    for name, file in sorted(files.items()):
+        digest.update(
+            f"{name} {file.entries[name].dtype}".encode(errors="backslashreplace") + samples[file].get(name, b"")
+        )
+    return digest.hexdigest()[:16]
 
 
 def _model(config: Mapping[str, Any]) -> ModelSpec:

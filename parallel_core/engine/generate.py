@@ -30,6 +30,7 @@ from parallel_core.engine.interference import Interference
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.relay import Relay
 from parallel_core.engine.reporter import Reporter
+from parallel_core.engine.same_weights import require_same
 from parallel_core.engine.stage import Stage
 from parallel_core.generation_request import texts_of
 from parallel_core.launch import GenerationRequest
@@ -304,6 +305,8 @@ def run_rank(
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend, generates=True)
     with joined():
         generator = Generator(spec, rank, groups, device, path, partial(progress.at, -1, "loading"), progress.moved)
+        if spec.train.weights:
+            require_same(groups.store, rank, path)
         report = Reporter(spec, rank, sink, device)
         report.hello(generator.flat, generator.units, Layout.of(spec))
         progress.at(0, "generating")

@@ -11,14 +11,14 @@ from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine import checkpoint
 from parallel_core.engine.clocks import open_clock
-from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device, disable_cudnn, open_device, use_deterministic_algorithms
-from parallel_core.engine.distributed import Rendezvous, connect, joined
+from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.peak import of_gpu
 from parallel_core.engine.rehearsal import is_due, rehearse
 from parallel_core.engine.reporter import Reporter
+from parallel_core.engine.same_weights import require_same
 from parallel_core.engine.step_meter import StepMeter
 from parallel_core.engine.trainer import Trainer
 from parallel_core.engine.training_loop import TrainingLoop, finish
@@ -58,7 +58,7 @@ def run_rank(
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
         report.meter = StepMeter(trainer.recorder, rank, trainer.layout)
         report.hello(trainer.flat, trainer.units, trainer.layout)
-        first, saver = _load(trainer, saves, corpus_cache, sink, groups.world)
+        first, saver = _load(trainer, saves, corpus_cache, sink, groups)
         _prepare(trainer, first, saver is not None, groups.store if rendezvous.node is not None else None)
         if first == spec.train.steps:
             _end(trainer, report, saver)
@@ -99,7 +99,7 @@ def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None
 
 
 def _load(
-    trainer: Trainer, saves: CheckpointConfig | None, data: Path | None, sink: Sink, world: Group
+    trainer: Trainer, saves: CheckpointConfig | None, data: Path | None, sink: Sink, groups: Groups
 ) -> tuple[int, checkpoint.Saver | None]:
     """Loads the checkpoint to resume from, if any, or else the weights in the folder `data` that the spec names, if it
     names any; returns (the first step to train, the saver or None)."""
@@ -107,10 +107,12 @@ def _load(
     if saves is not None and saves.resume is not None:
         first = checkpoint.load(trainer, saves.resume, saves.run)
     elif weights:
-        checkpoint.load_weights(trainer, llama_weights.path_of(weights, data))
+        path = llama_weights.path_of(weights, data)
+        checkpoint.load_weights(trainer, path)
+        require_same(groups.store, trainer.rank, path)
     if saves is None:
         return first, None
-    saver = checkpoint.Saver(trainer, saves, sink, world)
+    saver = checkpoint.Saver(trainer, saves, sink, groups.world)
     trainer.stop.listen()
     return first, saver
 

@@ -100,6 +100,19 @@ def test_the_run_is_placed_where_the_weights_are(tiny: dict[str, Any], two: Work
     assert not submission.assess(wide).errors, "both have them"
     Worker.objects.filter(name="yard-a").update(weights=[{**tiny, "dtype": "BF16"}])
     assert submission.assess(wide).errors, "other weights of the same name"
+    Worker.objects.filter(name="yard-a").update(weights=[{**tiny, "values": "0" * 16}])
+    assert submission.assess(wide).errors, "those after another training, say"
+
+
+def test_other_weights_of_the_same_name_are_said_to_be_left_out(
+    member: Client, tiny: dict[str, Any], two: Worker
+) -> None:
+    Worker.objects.filter(name="yard-a").update(weights=[tiny])
+    factory.worker("yard-c", devices=2)
+    Worker.objects.filter(name="yard-c").update(weights=[{**tiny, "values": "0" * 16}])
+    page = html.unescape(member.get("/runs/new/").content.decode())
+    assert "tiny on yard-c: These are others than those of this name on yard-a and yard-b; rename the folder." in page
+    assert "yard-a and yard-b)</option>" in page
 
 
 def test_a_chosen_worker_without_the_weights_is_refused(tiny: dict[str, Any], two: Worker) -> None:

@@ -10,15 +10,21 @@ import pytest
 import torch
 
 from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import llama_weights
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine import checkpoint
+from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.llama import import_weights
+from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.generation_request import inference
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 from tests.parallel_core.generated_texts import REQUEST, generated
 from tests.parallel_core.test_llama import SEQ, put, tensors
+from tests.parallel_core.test_llama_offered import HEAD, shard
 
 
 @pytest.mark.parametrize("split", [{}, {"tp": 2}, {"pp": 2, "micro_batches": 2}, {"dp": 2, "zero": 3}], ids=str)
@@ -62,3 +68,36 @@ def test_weights_of_another_model_are_refused_by_a_rank(tmp_path: Path) -> None:
 
     (said,) = ranks.run(spec, partial(ranks.with_trainer, use=use), ranks.scratch())
     assert said == "The weights theirs have layers=2; this run has layers=3."
+
+
+def _of_own_host(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, hosts: Path) -> str:
+    """What the rank says of weights in the data folder of its own host."""
+    page, sink = Progress(folder, rank), FileSink(folder, rank)
+    try:
+        run_rank(spec, rank, sink, meeting, page, hosts / str(rank))
+    except Exception as error:  # also of rank 0, which the other one has left
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same", "others"])
+def test_hosts_with_other_weights_of_one_name_do_not_train_together(same: bool, tmp_path: Path) -> None:
+    """Each would add the same updates to its own values: replicas that differ for ever."""
+    weights = tensors(torch.float32, 256)
+    tuned = weights if same else weights | {HEAD: weights[HEAD] * 1.001}
+    for host, values in enumerate((weights, tuned)):
+        (tmp_path / str(host)).mkdir()
+        put(tmp_path / str(host) / "tiny", values, vocab_size=256)
+    model = {**llama_weights.described(tmp_path / "0" / "tiny")["model"], "seq": SEQ}
+    train = {"steps": 2, "warmup_steps": 1, "global_batch": 2, "weights": "tiny"}
+    spec = RunSpec.model_validate({"model": model, "parallel": {"dp": 2}, "train": train})
+    first, second = ranks.run(spec, partial(_of_own_host, hosts=tmp_path), ranks.scratch())
+    if same:
+        assert (first, second) == ("", "")
+    else:
+        assert second.startswith("The weights tiny of rank 1 are others than those of rank 0:"), second
+
+
+def test_weights_are_the_same_in_one_file_and_in_several(tmp_path: Path) -> None:
+    whole, parts = (put(tmp_path / name, tensors(torch.float32)) for name in ("whole", "parts"))
+    assert llama_weights.described(whole) == llama_weights.described(shard(parts))
