@@ -95,6 +95,11 @@ def _image_file_errors(spec: RunSpec, found: dict[str, Any]) -> dict[str, str]:
 def _token_file_errors(spec: RunSpec, found: dict[str, Any]) -> dict[str, str]:
     """Error by field if the file's vocabulary is larger than the model's, or it is too short."""
     name = found["name"]
+    if found["vocab"] > spec.model.vocab and spec.train.weights:
+        return {
+            "train.corpus": f"Token file {name} has tokens up to {found['vocab'] - 1}, and the weights "
+            f"{spec.train.weights} know {spec.model.vocab}; choose one that was made with their tokenizer."
+        }
     if found["vocab"] > spec.model.vocab:
         return {
             "model.vocab": f"Token file {name} has tokens up to {found['vocab'] - 1}; use {found['vocab']} or more."

@@ -56,6 +56,7 @@ class Panel:
     waits: str = ""
     doubt: str = ""
     disk: str = ""
+    tokens: str = ""
     fits: bool | None = None
     rows: list[Row] = field(default_factory=list)
     hidden: int = 0
@@ -84,6 +85,7 @@ class Panel:
             waits=found.waits,
             doubt=found.doubt,
             disk=in_form_words(found.disk),
+            tokens=found.tokens,
             fits=feasibility.fits if feasibility else None,
             rows=[_of_stage(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
             hidden=max(0, len(found.stages) - SHOWN_STAGES),

@@ -34,7 +34,7 @@ from dashboard.runs.spreading import (
     too_small,
     waits_for,
 )
-from dashboard.runs.weights import weights_errors
+from dashboard.runs.weights import token_doubt, weights_errors
 from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
@@ -106,6 +106,8 @@ class Assessment:
     """Which workers it would wait for if nothing else were in the queue, or that the controller is away."""
     disk: str = ""
     """Why there would be no room for its checkpoints."""
+    tokens: str = ""
+    """That it would read text as bytes, which mean other tokens to the weights that it begins from."""
 
     @property
     def label(self) -> str:
@@ -239,7 +241,9 @@ def assess(
     doubt = "" if errors else resuming.doubt(resume_from)
     disk = short_of(parsed, fleet.among(asks.needs))
     stages = needed(parsed) if found.total else []
-    return Assessment(parsed, errors, offered, stages, found, limit, wrong, said, record, hosts, doubt, waits, disk)
+    tokens = "" if errors or resume_from is not None else token_doubt(parsed, fleet)
+    known = (parsed, errors, offered, stages, found, limit, wrong, said, record, hosts, doubt, waits, disk)
+    return Assessment(*known, tokens=tokens)
 
 
 def _judged(spec: RunSpec, check: FleetCheck, device: Room | None) -> tuple[Feasibility, int]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
+from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, devices_of
 from dashboard.runs.entry import html_name
 from dashboard.runs.spec_fields import ENTRIES, text_of
 from dashboard.runs.spreading import Files
 from parallel_core.analysis.quantities import bytes_text, count_text, listed_text
 from parallel_core.checkpoint import llama_weights
-from parallel_core.spec import RunSpec
+from parallel_core.spec import FILE_CORPORA, RunSpec
 
 FIELD = "train.weights"
 NONE = "Random initial values"
 OTHERS = "These are others than those of this name on {}; rename the folder."
+MOST_NAMED = 5
+"""Token files that a sentence names."""
 BYTES = 256
 """Size of a vocabulary that reads text as bytes."""
 HOW = "A folder of Llama weights lies in a worker's data folder, with config.json and model.safetensors (or its index)."
@@ -62,24 +65,56 @@ def unusable(fleet: FleetSnapshot) -> list[str]:
 
 
 def spec_of(name: str, fleet: FleetSnapshot) -> dict[str, Any] | None:
-    """A spec that begins from the weights, with their model, a token file that such a worker has if text is not read as
-    bytes, and GPUs (in bf16 for weights that are) if it has some; else the defaults. None if no worker that reports has
-    them."""
+    """A spec that begins from the weights, with their model, a token file that fits of such a worker if text is not
+    read as bytes, and GPUs (in bf16 for weights that are) if it has some; else the defaults. None if no worker that
+    reports has them."""
     found = offered(fleet).get(name)
     if found is None:
         return None
     model = found[0]["model"]
     gpus = any("cuda" in devices_of(worker) for worker in fleet.among(found[1]))
     train = {"device": "cuda", **({"precision": "bf16"} if found[0]["dtype"] == "BF16" else {})} if gpus else {}
-    tokens = sorted({file["name"] for worker in fleet.among(found[1]) for file in worker.token_files})
-    corpus = {"corpus": f"tokens:{tokens[0]}"} if model["vocab"] > BYTES and tokens else {}
+    files = _token_files(model, fleet.among(found[1]))
+    corpus = {"corpus": f"tokens:{files[0]}"} if files else {}
     return {"model": model, "train": {"weights": name, **train, **corpus}}
 
 
+def _token_files(model: Mapping[str, Any], workers: Iterable[Worker]) -> list[str]:
+    """Names of token files there whose tokens the model knows, those with most of its vocabulary first; [] of a model
+    that reads text as bytes."""
+    if model["vocab"] <= BYTES:
+        return []
+    found = {file["name"]: file["vocab"] for worker in workers for file in worker.token_files}
+    fitting = [name for name, vocab in found.items() if vocab <= model["vocab"]]
+    return sorted(fitting, key=lambda name: (-found[name], name))
+
+
+def token_doubt(spec: RunSpec, fleet: FleetSnapshot) -> str:
+    """That a run from weights with tokens of their own would read text as bytes, and which token files it could read
+    instead on the workers it may have; '' otherwise."""
+    train, found = spec.train, offered(fleet).get(spec.train.weights)
+    if found is None or spec.model.vocab <= BYTES or train.corpus.partition(":")[0] in FILE_CORPORA:
+        return ""
+    on = fleet.among(found[1])
+    files, where = _token_files(found[0]["model"], on), listed_text([worker.name for worker in on])
+    have = f"{where} {'have' if len(on) > 1 else 'has'}"
+    said = f"{have} no token file that fits; pack-tokens makes one."
+    if files:
+        said = f"Choose as corpus a token file: {have} {listed_text(files[:MOST_NAMED])}."
+    knows = f"{count_text(spec.model.vocab)} tokens of their own tokenizer"
+    return f"The weights {train.weights} know {knows}, and this text is read as bytes. {said}"
+
+
 def fill(fleet: FleetSnapshot) -> dict[str, dict[str, str | bool]]:
-    """Name -> fields of the New run form with their model: a switch as true or false, all else as text. The length of
-    the sequences is not among them, as no weight depends on it."""
-    return {name: _form_fields(entry["model"]) for name, (entry, _) in offered(fleet).items()}
+    """Name -> fields of the New run form with their model: a switch as true or false, all else as text; and the corpus
+    if it has to be a token file and there is one. The length of the sequences is not among them, as no weight depends
+    on it."""
+    out = {}
+    for name, (entry, on) in offered(fleet).items():
+        out[name] = _form_fields(entry["model"])
+        if files := _token_files(entry["model"], fleet.among(on)):
+            out[name][html_name("train.corpus")] = f"tokens:{files[0]}"
+    return out
 
 
 def _form_fields(model: Mapping[str, Any]) -> dict[str, str | bool]:

@@ -142,6 +142,37 @@ def test_a_token_file_and_weights_on_different_workers_are_refused(tiny: dict[st
     assert not submission.assess(asked).errors
 
 
+def test_weights_with_tokens_of_their_own_get_a_token_file_that_fits(
+    member: Client, tiny: dict[str, Any], two: Worker
+) -> None:
+    """Bytes of a text mean other tokens to them; a file with more tokens than they know is no better."""
+    own = {**tiny, "model": {**tiny["model"], "vocab": 300}}
+    Worker.objects.filter(name="yard-b").update(weights=[own])
+    page = member.get("/runs/new/?weights=tiny")
+    form, said = page.context["form"], "The weights tiny know 300 tokens of their own tokenizer, and this text is read"
+    assert form["train__corpus"].value() == "stdlib" and not form.errors
+    assert f"{said} as bytes. yard-b has no token file that fits; pack-tokens makes one." in page.content.decode()
+
+    file = {"name": "a-wide", "tokens": 10_000, "vocab": 301}
+    others = [{**file, "name": "bytes", "vocab": 256}, {**file, "name": "own", "vocab": 300}]
+    Worker.objects.filter(name="yard-a").update(token_files=[{**file, "name": "away", "vocab": 300}])
+    Worker.objects.filter(name="yard-b").update(token_files=[file, *others])
+    page = member.get("/runs/new/?weights=tiny")
+    assert page.context["form"]["train__corpus"].value() == "tokens:own" and not page.context["form"].errors
+    assert "panel-tokens" not in page.content.decode()
+    assert page.context["form"].models_of_weights["tiny"]["train__corpus"] == "tokens:own"
+    asked = {"model": {**own["model"], "seq": 16}, "train": spec_of(tiny)["train"]}
+    found = submission.assess(asked)
+    assert not found.errors and found.tokens == (
+        f"{said} as bytes. Choose as corpus a token file: yard-b has own and bytes."
+    )
+    wide = submission.assess({**asked, "train": {**asked["train"], "corpus": "tokens:a-wide"}}).errors
+    assert wide == {
+        "train.corpus": "Token file a-wide has tokens up to 300, and the weights tiny know 300; choose one that was "
+        "made with their tokenizer."
+    }
+
+
 def test_a_run_that_resumes_needs_no_weights(tiny: dict[str, Any], two: Worker, alice: Any) -> None:
     Worker.objects.filter(name="yard-b").update(weights=[])
     assert "train.weights" in submission.assess(spec_of(tiny)).errors
