@@ -152,7 +152,7 @@ def _source(pk: int, weights: str) -> Run:
     """The run to generate text from: that number, or 0 with the name of `weights` that a worker has."""
     run = generating.of_weights(weights) if weights else get_object_or_404(Run, pk=pk)
     if run is None:
-        raise Http404("no worker that reports has these weights")
+        raise Http404("no worker that reports has these weights, in words of this version")
     if not generating.able(run):
         raise Http404("no worker has a checkpoint of this run that text could be generated from")
     return run

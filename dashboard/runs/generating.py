@@ -63,9 +63,12 @@ def weights_of(run: Run) -> str:
 
 def of_weights(name: str) -> Run | None:
     """A run that begins from weights of a worker, as a source of text; it is not in the database, and its number is 0.
-    None if no worker that reports has them."""
+    None if no worker that reports has them, or tells their model in words of another version."""
     made = weights.spec_of(name, FleetSnapshot.now())
-    return None if made is None else Run(pk=0, name=name, spec=RunSpec.model_validate(made).model_dump(mode="json"))
+    try:
+        return None if made is None else Run(pk=0, name=name, spec=RunSpec.model_validate(made).model_dump(mode="json"))
+    except ValidationError:
+        return None
 
 
 def begins_from(run: Run, step: int) -> ResumeFrom | None:

@@ -215,6 +215,17 @@ def test_text_is_generated_from_weights_without_a_run(member: Client, two: Worke
     assert "No worker that reports has the weights tiny" in refused.context["form"].errors["step"][0]
 
 
+def test_weights_in_words_of_another_version_are_said_to_be_so(
+    member: Client, tiny: dict[str, Any], two: Worker
+) -> None:
+    told = {**tiny, "model": {**tiny["model"], "experts": 4}}
+    Worker.objects.filter(name="yard-b").update(weights=[told])
+    assert member.get("/runs/weights/tiny/generate").status_code == 404
+    form = member.get("/runs/new/?weights=tiny").context["form"]
+    assert any("experts" in said for errors in form.errors.values() for said in errors)
+    assert submission.assess(spec_of(tiny)).errors["train.weights"].endswith("in words of another version; update it.")
+
+
 def test_text_is_generated_from_the_beginning_of_a_run(
     member: Client, tiny: dict[str, Any], two: Worker, alice: Any
 ) -> None:
