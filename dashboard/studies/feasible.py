@@ -10,6 +10,7 @@ from dashboard.control.hosts import Request
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.spreading import Files
 from dashboard.runs.submission import FleetCheck, fleet_check, with_need
+from dashboard.runs.weights import weights_errors
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.generation import worst_place
@@ -53,7 +54,7 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = m
     checks: dict[str, FleetCheck] = {}
     for variant in plan.variants:
         check = fleet_check(variant.spec, fleet, begins=variant.begins, task=task_of(variant.task), files=files)
-        why = next(iter(check.errors.values()), "")
+        why = next(iter(check.errors.values()), "") or _of_other_weights(variant, fleet)
         room = None if why else room_of(check.offered.room, variant.spec.trace.memory_cap)
         if room is not None and not counted(variant.spec):
             uncounted += 1
@@ -87,6 +88,11 @@ def _waits(checks: Mapping[str, FleetCheck]) -> dict[str, str]:
 def previewed(plan: Plan, fleet: FleetSnapshot) -> Plan:
     """`feasible` while somebody types: own schedules take long, so only the first ones are checked for memory."""
     return feasible(plan, fleet, PREVIEWED_PROGRAMS)
+
+
+def _of_other_weights(variant: Variant, fleet: FleetSnapshot) -> str:
+    """Why the variant cannot begin from the weights that it names; '' if it can, or names none."""
+    return "" if variant.begins else " ".join(weights_errors(variant.spec, fleet).values())
 
 
 def _too_large(variant: Variant, room: Room) -> str:

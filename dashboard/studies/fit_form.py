@@ -23,7 +23,8 @@ from parallel_core.plan.capacity import fixed_depth
 from parallel_core.spec import RunSpec
 
 MODEL_WITHOUT_DEPTH = tuple(path for path in MODEL if path not in ("model.layers", "model.width"))
-TRAIN_OF_ONE = tuple(path for path in TRAIN if path != "train.warmup_steps")
+TRAIN_OF_ONE = tuple(path for path in TRAIN if path not in ("train.warmup_steps", "train.weights"))
+"""Without weights: they are of one number of layers."""
 _LATER = {"train.lr_warmup_steps", "train.eval_every", "train.eval_samples", "train.checkpoint_every", "train.keep"}
 FINE_OF_ONE = tuple(path for path in FINE if path not in _LATER)
 """Without what only comes after the few steps of a run (`largest.trial`)."""

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from dashboard.fields import Choice, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
-from dashboard.runs import corpora, spec_fields
+from dashboard.runs import corpora, spec_fields, weights
 from dashboard.runs.corpus_checks import corpus_errors
 from dashboard.runs.corpus_select import CorpusSelect
 from dashboard.runs.entry import Group
@@ -28,7 +28,7 @@ from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec, field_errors
 
 MODEL, DETAIL = (spec_fields.paths_of(group) for group in ("model", "architecture"))
-TRAIN = ("train.global_batch", "train.lr", "train.seed", "train.warmup_steps", "train.device")
+TRAIN = (*("train.weights", "train.global_batch", "train.lr", "train.seed", "train.warmup_steps", "train.device"),)
 FINE = tuple(path for path in spec_fields.paths_of("fine") if path.startswith("train."))
 """The recipe: how the rate falls, optimizer, clipping, loss scale, held-out loss and checkpoints."""
 UNSCALED = tuple(path for path in FINE if not path.startswith("train.loss_scale"))
@@ -77,6 +77,9 @@ class TrainingForm(StudyForm):
         for path in self.base_leaves():
             self.fields[html_name(path)] = spec_fields.form_field(spec_fields.ENTRIES[path])
         self.fields["train__corpus"].choices = corpora.choices(self.fleet)  # type: ignore[attr-defined]
+        if begins := self.fields.get(html_name(weights.FIELD)):
+            chosen = str(self[html_name(weights.FIELD)].value() or "")
+            begins.widget.choices = weights.choices(self.fleet, chosen)  # type: ignore[attr-defined]
 
     @classmethod
     def initial_of_run(cls, run: Run) -> dict[str, Any]:
@@ -161,7 +164,8 @@ class TrainingForm(StudyForm):
             self.show(field_errors(error))
             return cleaned
         swept = {cleaned.get(field) for field, _ in sweepable.AXES}
-        self.show({path: said for path, said in corpus_errors(self.spec).items() if path not in swept})
+        wrong = corpus_errors(self.spec) | weights.weights_errors(self.spec, self.fleet)
+        self.show({path: said for path, said in wrong.items() if path not in swept})
         return cleaned
 
     def within_fleet(self, cleaned: dict[str, Any]) -> dict[str, Any]:
