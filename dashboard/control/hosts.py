@@ -6,13 +6,16 @@ from dataclasses import dataclass, field, replace
 
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 
+NOBODY = ("",)
+"""As `needs`: no host has what the run reads."""
+
 
 @dataclass(frozen=True)
 class Request:
     """A queued run. `study` is set only for exclusive runs of a study.
 
     - `prefer`: the host that its siblings ran on, or that has its own checkpoints.
-    - `needs`: hosts that have what the run reads.
+    - `needs`: hosts that have what the run reads; () = any will do.
     - `among`: hosts that the run is about; it needs all of them.
     - `over`: hosts that share what it writes, the only ones over which it may be spread; () = any.
     - `hosts`: how many hosts to spread it over evenly; 0 = as few as it takes.

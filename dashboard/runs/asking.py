@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dashboard.control.dispatch import resume_from
-from dashboard.control.hosts import Request
+from dashboard.control.hosts import NOBODY, Request
 from dashboard.fleet.selectors import kind_of
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.spreading import Files, Holder, why_alone
@@ -38,6 +38,11 @@ class Beginnings:
         own, begins = self.own.get(run.pk), resume_from(run)
         return own if own is not None or begins is None else self.files.holder(begins)
 
+    def missing(self, run: Run) -> str:
+        """Which of the files that the run reads no worker has, as a noun; '' if one may have all."""
+        resumes = run.resume_run_id is not None or run.pk in self.own
+        return self.files.missing(run.spec, resumes=resumes, trains=not run.task)
+
     def why_alone(self, run: Run) -> str:
         """Why all ranks of the run must be on one host, as a clause; '' if they need not be."""
         return why_alone(run, self.files, self.of(run))
@@ -58,7 +63,7 @@ def requests(runs: Sequence[Run], beginnings: Beginnings | None = None) -> list[
             alone=bool(known.why_alone(run)),
             over=known.files.reach(run.spec, resumes=run.resume_run_id is not None),
             unit=run.spec.get("parallel", {}).get("tp") or 1,
-            needs=known.files.needed(run.spec, known.of(run)),
+            needs=NOBODY if known.missing(run) else known.files.needed(run.spec, known.of(run)),
             among=tuple(run.between),
             task=task_of(run.task),
             memory=run.needs_memory or 0,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dashboard.ages import span
 from dashboard.control.finding import Wait
-from dashboard.control.hosts import Host, Request
+from dashboard.control.hosts import NOBODY, Host, Request
 from dashboard.control.placement import plan
 from dashboard.fleet.listening import away_for, refused_sentence
 from dashboard.fleet.selectors import FleetSnapshot, hosts
@@ -113,6 +113,8 @@ def _why(
 ) -> str:
     """What the run waits for, as a sentence; `names`: of the hosts that the plan says it waits for."""
     awaited = fleet.named(names)
+    if why in (Wait.CHOICE, Wait.CHECKPOINT) and request.needs == NOBODY:
+        return f"Waits for a worker that has {beginnings.missing(run)}: none has."
     if why is Wait.CHOICE:
         return waits_for_choice(request, fleet.snapshot)
     if why is Wait.TOO_LARGE and request.on:

@@ -93,6 +93,18 @@ class Files:
         weights = () if resumes else self.weights.get(spec.get("train", {}).get("weights", ""), ())
         return tuple(worker for worker in weights if worker in read) or weights or read
 
+    def missing(self, spec: Mapping[str, Any], *, resumes: bool = False, trains: bool = True) -> str:
+        """Which of what the spec reads no worker has, as a noun: `the token file wiki`; '' if one may have all. What
+        does not train reads no corpus; one that `resumes` reads no weights."""
+        corpus, kind = _corpus(spec)
+        file = f"the {file_word(spec)} {corpus.partition(':')[2]}" if trains and kind in FILE_CORPORA else ""
+        weights = "" if resumes else spec.get("train", {}).get("weights", "")
+        read, able = self.found.get(corpus, self.unlisted.get(kind, ())), self.weights.get(weights, ())
+        lacking = [f"the weights {weights}"] * bool(weights and not able) + [file] * bool(file and not read)
+        if not lacking and file and weights and set(read).isdisjoint(able):
+            return f"both the weights {weights} and {file}"
+        return listed_text(lacking)
+
     def holder(self, begins: ResumeFrom) -> Holder | None:
         """Who wrote the checkpoint, of several the last one; None if it no longer exists."""
         key = begins["run"], begins["step"]

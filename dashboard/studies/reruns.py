@@ -22,6 +22,7 @@ from dashboard.runs.models import Run, State
 from dashboard.runs.standing import root_of, standing, stands_for, under_way_of
 from dashboard.runs.states import retries_at_first
 from dashboard.runs.submission import FleetCheck, fleet_check
+from dashboard.runs.weights import weights_errors
 from dashboard.studies import fit
 from dashboard.studies.labels import numbered
 from dashboard.studies.models import Study
@@ -213,7 +214,9 @@ def _refusal(run: Run, study: Study, user: Any, fleet: FleetSnapshot) -> dict[st
     enough waits for it, as a device that is too small would end it, and `waits` says so."""
     if errors := runs.refusal(user, _again(run, study)) or _fleet_check(run, fleet, study.chosen_devices).errors:
         return errors
-    return {} if run.task else corpus_errors(RunSpec.stored(run.spec))
+    spec = RunSpec.stored(run.spec)
+    errors = {} if run.task else corpus_errors(spec)
+    return errors if run.resume_run_id is not None else errors | weights_errors(spec, fleet)
 
 
 def _again(run: Run, study: Study) -> runs.RunRequest:

@@ -11,16 +11,21 @@ import pytest
 import torch
 from django.test import Client
 
+from dashboard.control.sweeps import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.runs import asking, queue, services, submission, turns
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
+from dashboard.studies import reruns
+from dashboard.studies.models import Study
 from parallel_core.checkpoint import llama_weights
+from parallel_core.known_fields import later
 from tests.dashboard import factory
 from tests.dashboard.test_forms import filled
 from tests.dashboard.test_generating import FORM
 from tests.parallel_core.test_llama import put, tensors
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_url")]
+WEB = {"corpus": "tokens:web"}
 TINY_TEXT = (
     "tiny (31\xa0904 parameters in F32, 125 KiB: 2 layers of 32, 4 heads, 2 of keys and values, vocabulary 256; on "
 )
@@ -178,6 +183,44 @@ def test_a_run_that_resumes_needs_no_weights(tiny: dict[str, Any], two: Worker, 
     assert "train.weights" in submission.assess(spec_of(tiny)).errors
     run = factory.finished(alice, {})
     assert "train.weights" not in submission.assess(spec_of(tiny), {"run": run.pk, "step": 4}).errors
+
+
+def test_what_no_worker_has_is_waited_for(tiny: dict[str, Any], two: Worker, alice: Any) -> None:
+    """Else it would be sent to any worker, to fail there: the folder of the only one that had it is gone or empty."""
+    file, both = {"name": "web", "tokens": 10_000, "vocab": 64}, {"yard-a", "yard-b"}
+    Worker.objects.update(token_files=[file], fields=later())
+    runs = {
+        "the weights tiny": services.submit(owner=alice, spec=spec_of(tiny)),
+        "the token file web": factory.queued(alice, train={"corpus": "tokens:web"}),
+        "the weights tiny and the token file web": services.submit(owner=alice, spec=spec_of(tiny, WEB)),
+    }
+    run = runs["the weights tiny and the token file web"]
+    Worker.objects.filter(name="yard-b").update(token_files=[])
+    said = "Waits for a worker that has both the weights tiny and the token file web: none has."
+    assert queue.waiting(run).sentence.startswith(said)
+    Worker.objects.update(token_files=[], weights=[])
+    assert not list(place_queued(both, both))
+    for what, run in runs.items():
+        assert queue.waiting(run).sentence.startswith(f"Waits for a worker that has {what}: none has.")
+    Run.objects.update(run_on="worker:yard-a")
+    run.refresh_from_db()
+    assert queue.waiting(run).sentence.startswith("Waits for a worker that has the weights tiny and the token file web")
+    Run.objects.update(run_on="")
+    Worker.objects.filter(name="yard-b").update(token_files=[file], weights=[tiny])
+    placed = list(place_queued(both, both))
+    assert {attempt.devices[0]["worker"] for attempt in placed} == {"yard-b"} and len(placed) == 2
+
+
+def test_runs_of_weights_that_are_gone_are_not_run_again(tiny: dict[str, Any], two: Worker, alice: Any) -> None:
+    study, refused = Study.objects.create(name="s", owner=alice), dict[int, str]()
+    run = services.submit(owner=alice, spec=spec_of(tiny), study=study, exclusive=True)
+    factory.start(run)
+    factory.end(run, State.LOST, cause="worker_lost")
+    Worker.objects.filter(name="yard-b").update(weights=[])
+    assert reruns.run_again(study=study, user=alice, refused=refused) == []
+    assert refused[run.pk].startswith("No worker that reports has the weights tiny")
+    Worker.objects.filter(name="yard-b").update(weights=[tiny])
+    assert len(reruns.run_again(study=study, user=alice)) == 1
 
 
 def test_a_clone_keeps_weights_that_are_gone_and_says_so(
