@@ -19,8 +19,8 @@ from dashboard.fleet.usable import Usable
 from dashboard.live.changes import priced
 from dashboard.runs import link_views
 from dashboard.runs.asking import queued_runs
-from dashboard.runs.models import Run
-from dashboard.runs.queue import PLANNED, Waiting, everyone_waiting
+from dashboard.runs.models import Run, State
+from dashboard.runs.queue import Waiting, everyone_waiting
 from dashboard.runs.queueing import may_put_first
 
 QUEUE_SHOWN = 20
@@ -75,44 +75,42 @@ def _change(request: HttpRequest, pk: int, change: Callable[..., Worker], said: 
     return redirect("fleet:list")
 
 
-def _turn(run: Run) -> tuple[str, int | None]:
-    """Groups runs that share a line of the queue: those of one study, one after another or side by side."""
-    return ("study", run.study_id) if run.study_id else ("run", run.pk)
+def _queue(user: Any) -> dict[str, Any]:
+    """The queue: its first lines, how many runs they stand for, and how many there are; whether they differ in priority
+    and in owner. The runs of a study, one after another or side by side, share a line at the place of the first."""
+    waits = everyone_waiting()
+    rows = Run.objects.order_by().filter(state=State.QUEUED)
+    of = {pk: row for pk, *row in rows.values_list("pk", "study", "priority", "owner") if pk in waits}
+    lines: dict[int, list[int]] = {}
+    for pk in filter(of.__contains__, waits):
+        lines.setdefault(of[pk][0] or -pk, []).append(pk)
+    shown = {runs[0]: len(runs) for runs in list(lines.values())[:QUEUE_SHOWN]}
+    return {
+        "queue": [_queue_line(run, shown[run.pk], waits, user) for run in queued_runs(list(shown))],
+        "queue_shown": sum(shown.values()),
+        "queued": len(waits),
+        "several_levels": len({priority for _, priority, _ in of.values()}) > 1,
+        "taking_turns": len({owner for *_, owner in of.values()}) > 1,
+    }
 
 
-def _queue_lines(runs: list[Run]) -> list[list[Run]]:
-    """The runs by line of the queue, each line at the place of its first."""
-    lines: dict[tuple[str, int | None], list[Run]] = {}
-    for run in runs:
-        lines.setdefault(_turn(run), []).append(run)
-    return list(lines.values())
-
-
-def _queue_line(group: list[Run], waits: dict[int, Waiting], user: Any) -> dict[str, Any]:
-    """A line of the queue: the group's first run, what it waits for, how many of its study follow, and whether the user
-    may put it first."""
-    run = group[0]
-    said = {"more": len(group) - 1, "waits": waits.get(run.pk, Waiting()).sentence}
+def _queue_line(run: Run, count: int, waits: dict[int, Waiting], user: Any) -> dict[str, Any]:
+    """A line of the queue: the first of its `count` runs, what it waits for, how many of its study follow, and whether
+    the user may put it first."""
+    said = {"more": count - 1, "waits": waits.get(run.pk, Waiting()).sentence}
     return {"run": run, "first": may_put_first(user, run), **said}
 
 
 def _context(request: HttpRequest) -> dict[str, Any]:
     asked = request.GET.get("hours", "")
     hours = int(asked) if asked in {str(h) for h in HOURS} else HOURS[0]
-    waits = everyone_waiting()
-    order = list(waits)
-    groups = _queue_lines(queued_runs(order[:PLANNED]))
     workers = selectors.workers()
     staff = request.user.is_staff  # type: ignore[union-attr]
     profiles = [view.profiles for view in workers if view.profiles is not None]
     return {
         "workers": workers,
         "usable": Usable.of(workers),
-        "queue": [_queue_line(group, waits, request.user) for group in groups[:QUEUE_SHOWN]],
-        "queue_shown": sum(map(len, groups[:QUEUE_SHOWN])),
-        "queued": len(order),
-        "several_levels": len({group[0].priority for group in groups}) > 1,
-        "taking_turns": len({group[0].owner_id for group in groups}) > 1,
+        **_queue(request.user),
         "timeline": timeline(workers, hours),
         "hours": hours,
         "hours_choices": HOURS,

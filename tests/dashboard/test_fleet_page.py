@@ -78,6 +78,23 @@ def test_runs_of_a_study_take_one_line_of_the_queue(client: Client, alice: Any) 
     assert "then 3 more of" in said
 
 
+def test_a_line_of_the_queue_counts_all_runs_of_a_study_and_hides_no_other(
+    client: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those so far back that nobody says yet what they wait for."""
+    from dashboard.studies.models import Study
+
+    monkeypatch.setattr("dashboard.runs.queue.PLANNED", 3)
+    study = Study.objects.create(name="long", owner=alice)
+    for position in range(6):
+        factory.queued(alice, name=f"s{position}", study=study, position=position)
+    factory.queued(alice, name="of no study")
+    client.force_login(alice)
+    said = page(client)
+    assert "Queue: 7 of 7 runs" in said and "then 5 more of" in said
+    assert "of no study" in said and "Waits for its turn: 6 runs ahead." in said
+
+
 def test_silent_worker_is_called_silent(client: Client, bob: Any) -> None:
     host = factory.worker()
     host.heartbeat_at = timezone.now() - timedelta(minutes=2)
