@@ -175,6 +175,7 @@ def test_fewest_need_be_no_power_of_two(model: str, batch: int, offload: bool, s
     assert not any(search.search(job, replace(SELENE, devices=n), space).timed for n in range(8, said, 8))
 
 
+@pytest.mark.full
 def test_fewest_are_found_among_thousands_of_devices() -> None:
     """The answer, 1 344, is no power of two: doubling the number of devices would miss it and say 1 536."""
     small = replace(SELENE, devices=3072, device=replace(SELENE.device, memory=7 * GIB))
