@@ -9,7 +9,7 @@ from django.test import Client
 
 from dashboard.fleet.models import Worker
 from dashboard.runs import services
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
 from dashboard.studies.models import Study
 from tests.dashboard.new_study import NEW, preview
 from tests.dashboard.test_weights import spec_of, tiny, two
@@ -62,3 +62,17 @@ def test_the_search_for_the_most_layers_begins_from_no_weights(
     run = services.submit(owner=alice, spec=spec_of(tiny))
     form = member.get(NEW, {"kind": "fit", "run": str(run.pk)}).context["form"]
     assert "train__weights" not in form.fields and not form.errors
+
+
+def test_a_run_is_not_queued_again_once_its_weights_are_gone(
+    member: Client, tiny: dict[str, Any], two: Worker, alice: Any
+) -> None:
+    """Any worker would get it, and refuse it."""
+    run = services.submit(owner=alice, spec=spec_of(tiny))
+    assert member.post(NEW, asked(member, run, field="train.seed", values="1, 2")).status_code == 302
+    study = Study.objects.get()
+    study.runs.update(state=State.CANCELLED)
+    Worker.objects.filter(name="yard-b").update(weights=[])
+    said = member.post(f"/studies/{study.pk}/again/", {"which": "cancelled"}, follow=True).content.decode()
+    assert "No worker that reports has the weights tiny" in said
+    assert not study.runs.filter(state=State.QUEUED).exists()
