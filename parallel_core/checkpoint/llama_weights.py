@@ -169,21 +169,32 @@ def described(path: Path) -> dict[str, Any]:
     `dtype` names every element type, the most frequent first. Raises CheckpointError if this engine cannot begin from
     them: another model, biases, a tied head beside one of its own, quantised numbers, cut or missing files.
     """
-    model = _model(read_config(path))
-    files = open_all(path)
-    _check(files, model)
+    model, files = _checked(path)
     wanted = expected(model)
     counts: dict[str, int] = {}
     for name, shape in wanted.items():
         dtype = files[name].entries[name].dtype
         counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
     return {
-        "model": model.model_dump(mode="json", exclude=set(_MODEL_ONLY_HERE) - {"seq"}),
+        "model": _told(model),
         "dtype": ", ".join(sorted(counts, key=lambda dtype: -counts[dtype])),
         "parameters": sum(counts.values()),
         "bytes": sum(count * safetensors.ITEM[dtype] for dtype, count in counts.items()),
         "values": fingerprint(files),
     }
+
+
+def _checked(path: Path) -> tuple[ModelSpec, dict[str, safetensors.SafeTensors]]:
+    """The folder's model, and the file of each of its tensors. Raises CheckpointError as `described`."""
+    model = _model(read_config(path))
+    files = open_all(path)
+    _check(files, model)
+    return model, files
+
+
+def _told(model: ModelSpec) -> dict[str, Any]:
+    """The model's fields as a worker tells them."""
+    return model.model_dump(mode="json", exclude=set(_MODEL_ONLY_HERE) - {"seq"})
 
 
 def fingerprint(files: Mapping[str, safetensors.SafeTensors]) -> str:
@@ -266,12 +277,14 @@ def _whole(model: ModelSpec) -> dict[str, Any]:
     return {**fields, "kv_heads": outline.kv_heads, "ffn": outline.ffn}
 
 
-def require_match(path: Path, model: ModelSpec) -> None:
-    """Raises CheckpointError if a run of `model` cannot begin from the folder's weights; `fields`: what differs."""
-    wrong = differences(described(path)["model"], model)
-    if wrong:
+def require_match(path: Path, model: ModelSpec) -> dict[str, safetensors.SafeTensors]:
+    """The file of each tensor. Raises CheckpointError if a run of `model` cannot begin from the folder's weights;
+    `fields`: what differs."""
+    theirs, files = _checked(path)
+    if wrong := differences(_told(theirs), model):
         said = {f"model.{name}": difference(path.name, name, *values) for name, values in wrong.items()}
         raise CheckpointError(" ".join(said.values()), said)
+    return files
 
 
 def difference(weights: str, name: str, theirs: Any, mine: Any) -> str:

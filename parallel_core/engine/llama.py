@@ -146,8 +146,7 @@ def load(
 
     `tell` is called once per share. Raises CheckpointError if the weights are damaged or of another model.
     """
-    llama_weights.require_match(path, model)
-    files = safetensors.open_all(path)
+    files = llama_weights.require_match(path, model)
     for name, share in shares.items():
         tell()
         rows = _Rows(model, name.partition("/")[2], files)
