@@ -33,6 +33,8 @@ from parallel_core.spec import ModelSpec, RunSpec, field_errors
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
+PIECE = 64 * 2**20
+"""Bytes of a share that are read at a time."""
 BYTES = 256
 """Size of the vocabulary in which each byte is a token."""
 OWN_TOKENS = "own"
@@ -144,14 +146,19 @@ def load(
     """Fills the memory of `shares`, named <kind>/<parameter>, from the folder of Llama weights at `path`, under any
     layout. The files are mapped, and of a tensor only the rows and columns in the shares are read.
 
-    `tell` is called once per share. Raises CheckpointError if the weights are damaged or of another model.
+    `tell` is called once per PIECE bytes: a slow disk must not look like a rank that hangs, and no more than a piece is
+    in memory besides. Raises CheckpointError if the weights are damaged or of another model.
     """
     files = llama_weights.require_match(path, model)
     for name, share in shares.items():
-        tell()
         rows = _Rows(model, name.partition("/")[2], files)
         for box, memory in share.parts():
-            memory.copy_(rows.part(box, memory.dtype))
+            at_once = max(1, PIECE // max(1, memory[:1].nbytes))
+            for first in range(0, len(memory), at_once):
+                tell()
+                into = memory[first : first + at_once]
+                offsets = box.offsets[0] + first, *box.offsets[1:]
+                into.copy_(rows.part(Box(offsets, tuple(into.shape)), into.dtype))
 
 
 class _Rows:

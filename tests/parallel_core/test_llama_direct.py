@@ -11,13 +11,16 @@ import torch
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import llama_weights
+from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.engine import checkpoint
+from parallel_core.engine import checkpoint, llama, storage
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.llama import import_weights
 from parallel_core.engine.run import run_rank
+from parallel_core.engine.shares import Box, Share
 from parallel_core.engine.trainer import Trainer
 from parallel_core.generation_request import inference
+from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
@@ -68,6 +71,29 @@ def test_weights_of_another_model_are_refused_by_a_rank(tmp_path: Path) -> None:
 
     (said,) = ranks.run(spec, partial(ranks.with_trainer, use=use), ranks.scratch())
     assert said == "The weights theirs have layers=2; this run has layers=3."
+
+
+@pytest.mark.parametrize("piece", [1, 1000, 64 * 2**20])
+def test_large_shares_are_read_in_pieces(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank tells of each that it gets on: one share may take a slow disk longer than a rank may stand still."""
+    monkeypatch.setattr(llama, "PIECE", piece)
+    weights = put(tmp_path / "theirs", tensors(torch.float32))
+    made, _ = import_weights(weights, tmp_path / "ours", SEQ)
+    imported, shares = folders.path_of(tmp_path / "ours", 0), {}
+    told: list[int] = []
+    for name, shape in parameter_shapes(made.model).items():
+        rows, *inner = shape
+        box = Box((rows // 2, *[0] * len(inner)), (rows - rows // 2, *inner))
+        shares[f"value/{name}"] = Share(shape, [(box, torch.zeros(box.sizes).view(-1))])
+    llama.load(shares, weights, made.model, lambda: told.append(1))
+    for name, share in shares.items():
+        ((box, memory),) = share.parts()
+        whole = torch.empty(parameter_shapes(made.model)[name.partition("/")[2]])
+        full = Share(whole.shape, [(Box((0,) * whole.dim(), tuple(whole.shape)), whole.view(-1))])
+        storage.load({name: full}, imported, manifests.read(imported))
+        assert torch.equal(memory, whole[box.offsets[0] :])
+    least = sum(share.parts()[0][1].nbytes for share in shares.values()) / piece
+    assert len(told) >= (least if piece > 1 else sum(len(share.parts()[0][1]) for share in shares.values()))
 
 
 def _of_own_host(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, hosts: Path) -> str:
