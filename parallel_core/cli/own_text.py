@@ -1,4 +1,5 @@
-"""A text of the user's own as the corpus of a run: `train --text FILE`, or a folder of texts named by their sha256."""
+"""A text of the user's own as the corpus of a run: `train --text FILE`, or a folder of texts named by their sha256; and
+the weights in that folder from which a run begins."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from parallel_core.checkpoint import llama_weights
+from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.cli.common import CommandError
 from parallel_core.data.corpus import blob_path
 from parallel_core.spec import RunSpec
@@ -61,3 +64,22 @@ def require_sound(spec: RunSpec, corpora: Path | None) -> None:
         raise CommandError(f"train.corpus: {spec.train.corpus} is a text of yours; {where}, or give it as --text FILE")
     if (found := name_of(path)) != spec.train.corpus:
         raise CommandError(f"{path} was changed: its sha256 is now {found.removeprefix(BLOB)}")
+
+
+def require_weights(spec: RunSpec, corpora: Path | None, text: Path | None) -> None:
+    """Raises CommandError where a run of the spec cannot begin from the weights that it names, in the folder
+    `corpora`."""
+    name = spec.train.weights
+    if not name:
+        return
+    if text is not None:
+        kept = f"keep the text there under its sha256, as train.corpus={spec.train.corpus}"
+        raise CommandError(f"--text: train.weights={name} is read from the folder of --corpora; {kept}")
+    if corpora is None:
+        raise CommandError(
+            f"train.weights: {name} is a folder of Llama weights; --corpora names the folder that has it"
+        )
+    try:
+        llama_weights.require_match(llama_weights.path_of(name, corpora), spec.model)
+    except CheckpointError as error:
+        raise CommandError(f"train.weights: {error}") from error

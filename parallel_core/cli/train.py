@@ -58,6 +58,8 @@ def _train(options: argparse.Namespace) -> int:
         print(f"broken on purpose. {sentence}")
     _require_devices(spec, options.devices)
     resume = _checkpoint(options.resume, spec) if options.resume else None
+    if resume is None:
+        own_text.require_weights(spec, options.corpora, options.text)
     with own_text.folder_of(spec, options.text, options.corpora) as corpora, _claimed(options.out) as folder:
         _require_room(folder, resume)
         outcome = _run(spec, folder, resume, corpora, options)

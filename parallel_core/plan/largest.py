@@ -73,9 +73,9 @@ def trial(spec: RunSpec, layers: int, cap: int | None) -> RunSpec:
 
     Raises pydantic's ValidationError where the spec is invalid.
     """
-    train = spec.train.model_copy(
-        update={"steps": TRIAL_STEPS, "warmup_steps": 2, "lr_warmup_steps": 0, "checkpoint_every": 0}
-    )
+    short = {"steps": TRIAL_STEPS, "warmup_steps": 2, "lr_warmup_steps": 0, "checkpoint_every": 0}
+    # Weights that it would begin from are of one number of layers, and their values take no other memory.
+    train = spec.train.model_copy(update={**short, "weights": ""})
     data = spec.model_copy(update={"train": train}).model_dump()
     data["model"]["layers"] = layers
     data["parallel"]["cuts"] = None

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from parallel_core.checkpoint import llama_weights
 from parallel_core.cli import main, own_text
 from parallel_core.cli.common import CommandError, read_spec
 from parallel_core.data.dataset import open_dataset
+from parallel_core.plan.largest import trial
+from parallel_core.spec import RunSpec
+from tests.parallel_core.test_llama import put, tensors
 
 TEXT = b"It was a dark and stormy night.\n" * 10
 
@@ -94,3 +99,35 @@ def test_a_pipe_is_refused_as_no_rank_could_read_it_again(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CommandError, match="pipe is not a file; every rank has to read it"):
         own_text.name_of(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "said"),
+    [
+        ({}, "", "train.weights: tiny is a folder of Llama weights; --corpora names the folder that has it"),
+        ({}, "--corpora nowhere", "train.weights: The weights tiny are not there: nowhere/tiny is no folder."),
+        ({}, "--text book.txt", "--text: train.weights=tiny is read from the folder of --corpora; keep the text there"),
+        ({"layers": 3}, "--corpora .", "train.weights: The weights tiny have layers=2; this run has layers=3."),
+    ],
+)
+def test_weights_that_cannot_be_begun_from_are_refused_before_anything_starts(
+    change: dict[str, int],
+    more: str,
+    said: str,
+    tmp_path: Path,
+    book: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "tiny", tensors(torch.float32, 256), vocab_size=256)
+    model = {**llama_weights.described(tmp_path / "tiny")["model"], "seq": 16, **change}
+    Path("spec.json").write_text(json.dumps({"model": model, "train": {"weights": "tiny"}}))
+    assert main(["train", "spec.json", "--out", "out", *more.split()]) == 2
+    assert said in capsys.readouterr().err and not Path("out").exists()
+
+
+def test_the_search_for_the_most_layers_needs_no_weights() -> None:
+    llama = {"positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
+    spec = RunSpec.model_validate({"model": llama, "train": {"weights": "tiny"}})
+    assert trial(spec, 9, None).train.weights == ""
