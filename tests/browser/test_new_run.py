@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 from parallel_core.checkpoint import llama_weights, safetensors
+from parallel_core.data import token_file
 from parallel_core.model_spec import ModelSpec
 from tests.browser.observed_page import RUN_MS, Troubles
 from tests.yard_process import YardProcess
@@ -271,9 +273,35 @@ def test_weights_chosen_in_the_form_fill_in_their_model(page: Page, yard: YardPr
         shutil.rmtree(folder)
 
 
-def _put_weights(folder: Path) -> None:
+@pytest.mark.full
+def test_weights_with_tokens_of_their_own_choose_a_token_file(page: Page, yard: YardProcess) -> None:
+    folder = yard.home / "workers" / socket.gethostname() / "corpora"
+    _put_weights(folder / "worded", vocab=300)
+    (np.arange(3000, dtype="<u2") % 300).tofile(folder / "raw")
+    token_file.pack(folder / "raw", 2, 300, "worded", folder)
+    try:
+        page.goto("/runs/new/?preset=tiny")
+        offered = page.get_by_label("Begin from").locator("option[value=worded]")
+        file = field(page, "train__corpus").locator("option[value='tokens:worded']")
+        while not (offered.count() and file.count()):  # the worker lists them soon
+            page.wait_for_timeout(500)
+            page.reload()
+        page.get_by_label("Begin from").select_option("worded")
+        expect(field(page, "model__vocab")).to_have_value("300")
+        expect(field(page, "train__corpus")).to_have_value("tokens:worded")
+        panel = page.get_by_role("complementary", name="Feasibility")
+        expect(panel).to_contain_text("Yes.")
+        field(page, "train__corpus").select_option("stdlib")
+        expect(panel).to_contain_text("Choose as corpus a token file:")
+    finally:
+        shutil.rmtree(folder / "worded")
+        for name in ("raw", "worded.tokens"):
+            (folder / name).unlink()
+
+
+def _put_weights(folder: Path, vocab: int = 256) -> None:
     """Writes a small Llama whose weights are all 0."""
-    config = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "vocab_size": 256}
+    config = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "vocab_size": vocab}
     config |= {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     config |= {"intermediate_size": 96, "tie_word_embeddings": False}
     shapes = llama_weights.expected(ModelSpec.model_validate(llama_weights.model_of(config, 64)))
