@@ -19,7 +19,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 from kombu.exceptions import OperationalError as BrokerError
 
-from dashboard.control import sweeps, wire
+from dashboard.control import placing, sweeps, wire
 from dashboard.control.changes import Changes
 from dashboard.control.claim import Claim
 from dashboard.control.clocks import Clocks
@@ -248,7 +248,7 @@ class Controller:
         self._guard.run("store again what was set aside", self._store_asked)
 
     def _place(self) -> None:
-        for attempt in sweeps.place_queued(self._alive, self._fresh, self._clocks.alive(RETURNS_S)):
+        for attempt in placing.place_queued(self._alive, self._fresh, self._clocks.alive(RETURNS_S)):
             self._clocks.placed(attempt.pk)
             self._unsent[attempt.pk] = attempt
 

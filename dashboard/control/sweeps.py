@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
-from django.db import transaction
 from django.db.models import Max, Sum
 from django.utils import timezone
 
@@ -15,19 +14,12 @@ from dashboard.control import multi_host
 from dashboard.control.arrival import incomplete_files, rewind
 from dashboard.control.clocks import Clocks
 from dashboard.control.dispatch import ControlMessage
-from dashboard.control.hosts import Request
-from dashboard.control.placement import Share, plan
-from dashboard.control.suspects import UNREACHABLE
 from dashboard.fleet.models import Worker
-from dashboard.fleet.selectors import hosts, live_attempts
+from dashboard.fleet.selectors import live_attempts
 from dashboard.ledger.models import ProfileState
 from dashboard.ledger.selectors import in_front
 from dashboard.runs import next_trace, states
-from dashboard.runs.asking import Beginnings, queued_runs, requests
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, OpenWaits, Run, State
-from dashboard.runs.queue import studies_active
-from dashboard.runs.spreading import Files
-from dashboard.runs.turns import queue_order
 from parallel_core.analysis.quantities import listed_text
 from workers.contract import PROFILE_LIMIT_S, START_LIMIT_S, STOP_LIMIT_S, ControlEntry
 
@@ -36,8 +28,6 @@ log = logging.getLogger(__name__)
 RESEND_S = 10.0
 """If a worker sends heartbeats for this long without listing an attempt sent to it, it never got the message."""
 MOST_RESENDS = 3
-QUEUE_PART = 250
-"""Queued runs that are read at once to be placed: usually few are, however long the queue is."""
 ASK_AGAIN_DAYS = 2
 SLOWEST_READ = 1 << 20
 """The slowest rate, in bytes a second, at which a worker may fetch its corpus and read its checkpoints."""
@@ -79,65 +69,6 @@ def sweep_traces() -> list[ControlMessage]:
             entry: ControlEntry = {"kind": "trace", "attempt": attempt.pk, "step": step, "how": run.trace_how}
             messages += [(node["worker"], entry) for node in attempt.devices]
     return messages
-
-
-def place_queued(alive: Iterable[str], fresh: Iterable[str], known: Iterable[str] = ()) -> Iterator[Attempt]:
-    """Places queued runs on free devices of the `fresh` workers. Workers that are only `alive` give nothing now but are
-    waited for; those that are `known` may come back.
-
-    Yields each attempt whose start message is to be sent as soon as it is committed: the next one may raise. Where one
-    run alone cannot be placed, the others are, before its error is raised.
-
-    The queue, which may be long, is not read while no host has anything to give, and in parts until none has that no
-    older run waits for.
-    """
-    if not Run.objects.filter(state=State.QUEUED, cancel_requested_at=None).exists():
-        return
-    fleet = hosts(set(alive), set(fresh), set(known))
-    if not any(host.gives for host in fleet):
-        return
-    by_id: dict[int, Run] = {}
-    outcome = plan(_asked(by_id), fleet, studies_active(), told=False)
-    failed: Exception | None = None
-    for request, shares in outcome.placed:
-        try:
-            attempt = _place(by_id[request.run], shares)
-        except (states.IllegalTransition, Worker.DoesNotExist) as error:
-            log.info("run %s was not placed after all: %s", request.run, error)
-        except UNREACHABLE:
-            raise
-        except Exception as error:
-            log.warning("run %s could not be placed: %s", request.run, error)
-            failed = failed or error
-        else:
-            yield attempt
-    if failed is not None:
-        raise failed
-
-
-def _asked(by_id: dict[int, Run]) -> Iterator[Request]:
-    """The queued runs as requests, read QUEUE_PART at a time; adds those read to `by_id`."""
-    order, files = queue_order(), Files.now()
-    for at in range(0, len(order), QUEUE_PART):
-        runs = queued_runs(order[at : at + QUEUE_PART])
-        by_id |= {run.pk: run for run in runs}
-        yield from requests(runs, Beginnings(runs, files))
-
-
-@transaction.atomic
-def _place(run: Run, shares: list[Share]) -> Attempt:
-    workers = {share.host: Worker.objects.get(name=share.host) for share in shares}
-    nodes: list[dict[str, Any]] = [
-        {
-            "worker": share.host,
-            "devices": list(share.devices),
-            "first_rank": share.first_rank,
-            "address": workers[share.host].host,
-            "shares": workers[share.host].shared_checkpoints,
-        }
-        for share in shares
-    ]
-    return states.place(run, nodes, workers[shares[0].host])
 
 
 def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> Iterator[Checked]:

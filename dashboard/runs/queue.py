@@ -114,7 +114,7 @@ def _why(
     """What the run waits for, as a sentence; `names`: of the hosts that the plan says it waits for."""
     awaited = fleet.named(names)
     if why in (Wait.CHOICE, Wait.CHECKPOINT) and request.needs == NOBODY:
-        return f"Waits for a worker that has {beginnings.missing(run)}: none has."
+        return _for_file(beginnings.missing(run), request, fleet)
     if why is Wait.CHOICE:
         return waits_for_choice(request, fleet.snapshot)
     if why is Wait.TOO_LARGE and request.on:
@@ -130,6 +130,14 @@ def _why(
     if why is Wait.MEMORY:
         return _too_small(request, awaited, fleet.hosts)
     return _sentence(run, why, awaited, fleet.hosts, request)
+
+
+def _for_file(missing: str, request: Request, fleet: _Fleet) -> str:
+    """The sentence for a run that reads what no worker has, or what workers that know no such thing cannot list."""
+    there = [host for host in fleet.hosts if host.open and host.count(request.kind)]
+    if there and not any(host.knows(request) for host in there):
+        return unable_sentence([host.name for host in there], replace(request, needs=()), fleet.snapshot)
+    return f"Waits for a worker that has {missing}: none has."
 
 
 def _for_absent(run: Run, why: Wait | None, names: Sequence[str], awaited: Sequence[Host]) -> str:

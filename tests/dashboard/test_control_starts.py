@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from dashboard.control import clocks, sweeps
+from dashboard.control import clocks, placing, sweeps
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import RETURNS_S
@@ -94,18 +94,27 @@ def test_a_long_queue_is_read_as_far_as_there_is_something_to_give(
     redis_url: str, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    requests = sweeps.requests
+    requests = placing.requests
 
     def noted(runs: list[Run], *more: Any) -> list[Any]:
         read.extend(run.pk for run in runs)
         return requests(runs, *more)
 
-    monkeypatch.setattr(sweeps, "requests", noted)
-    monkeypatch.setattr(sweeps, "QUEUE_PART", 2)
+    monkeypatch.setattr(placing, "requests", noted)
+    monkeypatch.setattr(placing, "QUEUE_PART", 2)
     factory.worker("yard-a", devices=3)
     runs = [factory.queued(alice).pk for _ in range(9)]
-    assert [one.run_id for one in sweeps.place_queued({"yard-a"}, {"yard-a"})] == runs[:3]
+    assert [one.run_id for one in placing.place_queued({"yard-a"}, {"yard-a"})] == runs[:3]
     assert read == runs[:4]
+
+
+def test_a_host_that_is_drained_while_runs_are_placed_gets_no_more(two_hosts: None, alice: Any) -> None:
+    runs = [factory.queued(alice, run_on=f"worker:{name}").pk for name in ("yard-a", "yard-a", "yard-b")]
+    made = placing.place_queued({"yard-a", "yard-b"}, {"yard-a", "yard-b"})
+    assert next(made).run_id == runs[0]
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    assert [attempt.run_id for attempt in made] == runs[2:]
+    assert Run.objects.get(pk=runs[1]).state == State.QUEUED
 
 
 def test_a_host_whose_heartbeat_is_late_is_waited_for(two_hosts: None, alice: Any) -> None:
@@ -113,13 +122,13 @@ def test_a_host_whose_heartbeat_is_late_is_waited_for(two_hosts: None, alice: An
     study = Study.objects.create(name="s", owner=alice)
     first, second = (factory.queued(alice, study=study, position=i, exclusive=True) for i in range(2))
     states.finish(factory.start(first), "succeeded")
-    assert list(sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"})) == []
-    (placed,) = sweeps.place_queued({"yard-a", "yard-b"}, {"yard-a", "yard-b"})
+    assert list(placing.place_queued({"yard-a", "yard-b"}, {"yard-b"})) == []
+    (placed,) = placing.place_queued({"yard-a", "yard-b"}, {"yard-a", "yard-b"})
     assert placed.worker and (placed.run_id, placed.worker.name) == (second.pk, "yard-a")
     states.finish(placed, "succeeded")
     wide, small = factory.queued(alice, {"dp": 4}), factory.queued(alice)
-    assert list(sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"})) == []
-    assert [one.run_id for one in sweeps.place_queued({"yard-b"}, {"yard-b"})] == [small.pk], "its lease is over"
+    assert list(placing.place_queued({"yard-a", "yard-b"}, {"yard-b"})) == []
+    assert [one.run_id for one in placing.place_queued({"yard-b"}, {"yard-b"})] == [small.pk], "its lease is over"
     assert state_of(wide) == State.QUEUED
 
 
@@ -265,9 +274,9 @@ def test_a_large_host_that_was_heard_minutes_ago_keeps_its_study(alice: Any) -> 
         Worker.objects.filter(pk=large.pk).update(heartbeat_at=timezone.now() - timedelta(seconds=seconds))
 
     heard(RETURNS_S / 2)
-    assert list(sweeps.place_queued(alive, alive)) == []
+    assert list(placing.place_queued(alive, alive)) == []
     assert queue.waiting(small).sentence.startswith("Waits for other runs of its study")
     heard(2 * RETURNS_S)
-    assert list(sweeps.place_queued(alive, alive, {"yard-a"})) == [], "expected back since the controller began"
-    assert [one.run_id for one in sweeps.place_queued(alive, alive)] == [small.pk]
+    assert list(placing.place_queued(alive, alive, {"yard-a"})) == [], "expected back since the controller began"
+    assert [one.run_id for one in placing.place_queued(alive, alive)] == [small.pk]
     assert state_of(wide) == State.QUEUED

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from dashboard.control.hosts import Request
 from dashboard.control.placement import plan
-from dashboard.control.sweeps import place_queued
+from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, idle_host
 from dashboard.runs import asking, queue, services, spreading, submission

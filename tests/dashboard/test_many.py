@@ -10,7 +10,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from dashboard.control.sweeps import place_queued
+from dashboard.control.placing import place_queued
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.studies import services
 from dashboard.studies.models import Study

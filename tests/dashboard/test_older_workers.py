@@ -11,7 +11,7 @@ from dashboard.control.dispatch import start_message
 from dashboard.control.finding import Wait
 from dashboard.control.heartbeats import answers
 from dashboard.control.placement import plan
-from dashboard.control.sweeps import place_queued
+from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
 from dashboard.ledger.selectors import profile_key
@@ -22,6 +22,7 @@ from parallel_core import known_fields
 from parallel_core.profile.request import measured_with
 from parallel_core.spec import RunSpec, TrainSpec
 from tests.dashboard import factory
+from tests.dashboard.test_form_files import PETS
 from workers import run_commands
 from workers.run_commands import Refused, read_command
 
@@ -95,13 +96,15 @@ def test_a_run_over_hosts_of_two_versions_waits_for_one(old: Worker, alice: Any)
 
 
 def test_a_run_on_an_image_file_waits_for_a_worker_that_knows_them(alice: Any) -> None:
-    """Also one whose model an older worker knows, and whose file no worker lists any more."""
+    """Also one whose model an older worker knows; it cannot list the file."""
     older = factory.worker("yard-a")
     Worker.objects.filter(pk=older.pk).update(fields=[NEW], version="0.0.1")
     run = services.submit(owner=alice, spec={"model": {"kind": "mlp"}, "train": {"corpus": "images:pets"}})
     assert queue.waiting(run).sentence.endswith("does not announce that it knows train.corpus=images.")
     assert not list(place_queued(["yard-a"], ["yard-a"]))
     Worker.objects.update(fields=known_fields.later())
+    assert queue.waiting(run).sentence == "Waits for a worker that has the image file pets: none has."
+    Worker.objects.update(image_files=[PETS])
     assert placed() == run
 
 

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from dashboard.accounts.roles import make_member
 from dashboard.api.models import Scope
-from dashboard.control.sweeps import place_queued
+from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot

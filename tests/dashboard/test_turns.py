@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from dashboard.accounts.roles import make_member
-from dashboard.control.sweeps import place_queued
+from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.runs import services, states, turns
 from dashboard.runs.models import Run

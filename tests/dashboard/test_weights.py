@@ -11,7 +11,7 @@ import pytest
 import torch
 from django.test import Client
 
-from dashboard.control.sweeps import place_queued
+from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.runs import asking, queue, services, submission, turns
 from dashboard.runs.models import Run, State
