@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
 from dashboard.numbers import number
-from dashboard.runs import services
+from dashboard.runs.cancelling import cancel_all
 from dashboard.runs.list_views import NONE_TICKED, back_to, ticked
 from dashboard.runs.models import ENDED, Run, State
 from parallel_core.analysis.quantities import plural_text
@@ -45,8 +45,7 @@ def cancel(request: HttpRequest) -> HttpResponse:
     able = [run for run in mine if run.state not in ENDED]
     left = {"ended": len(mine) - len(able), "others": len(found) - len(mine)}
     if request.method == "POST":
-        for run in able:
-            services.request_cancel(run=run, user=request.user)
+        cancel_all(able, request.user)
         messages.success(request, _done(len(able), **left))
         return redirect(back)
     states = Counter(run.state == State.QUEUED for run in able)

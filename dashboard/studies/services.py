@@ -17,6 +17,7 @@ from dashboard.fleet.selectors import FleetSnapshot, all_cores
 from dashboard.runs import priority as levels
 from dashboard.runs import run_on
 from dashboard.runs import services as runs
+from dashboard.runs.cancelling import cancel_all
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.priority import Priority
 from dashboard.runs.services import Invalid
@@ -274,7 +275,7 @@ def cancel(*, study: Study, user: Any) -> tuple[list[Run], list[Run]]:
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may cancel its runs.")
     going = list(study.runs.exclude(state__in=ENDED).select_related("owner").order_by("position", "pk"))
-    mine = [runs.request_cancel(run=run, user=user) for run in going if may_change(user, run)]
+    mine = cancel_all([run for run in going if may_change(user, run)], user)
     return mine, [run for run in going if not may_change(user, run)]
 
 

@@ -10,12 +10,17 @@ import pytest
 from django.http import QueryDict
 from django.test import Client
 
-from dashboard.runs.models import Run, State
+from dashboard.control.placing import place_queued
+from dashboard.fleet.models import Worker
+from dashboard.runs import services
+from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.states import finish
+from dashboard.studies import services as studies
 from dashboard.studies.models import Study
 from tests.dashboard import factory
 from tests.dashboard.test_list import make
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_url")]
 
 
 def states(*runs: Run) -> list[str]:
@@ -50,6 +55,32 @@ def test_it_leads_back_to_the_list_as_it_was_filtered(client: Client, alice: Any
     assert done.headers["Location"] == back
     nothing = client.get("/runs/cancel?tag=x")
     assert nothing.status_code == 302 and nothing.headers["Location"] == "/runs/?tag=x"
+
+
+@pytest.mark.parametrize("by", ["page", "study"])
+def test_devices_of_a_run_that_stops_at_once_start_no_other_that_is_to_be_cancelled(
+    client: Client, worker: Worker, alice: Any, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    study, both = Study.objects.create(name="s", owner=alice), {"yard-a"}
+    runs = [factory.queued(alice, study=study, position=position) for position in range(3)]
+    (attempt,) = place_queued(both, both)
+    request = services.request_cancel
+
+    def at_once(*, run: Run, user: Any) -> Run:
+        asked = request(run=run, user=user)
+        if run.pk == attempt.run_id:
+            finish(attempt, "cancelled", "cancelled")
+        list(place_queued(both, both))
+        return asked
+
+    monkeypatch.setattr(services, "request_cancel", at_once)
+    client.force_login(alice)
+    if by == "page":
+        client.post("/runs/cancel", {"runs": [run.pk for run in runs]})
+    else:
+        cancelled, _ = studies.cancel(study=study, user=alice)
+        assert [run.pk for run in cancelled] == [run.pk for run in runs]
+    assert states(*runs) == [State.CANCELLED] * 3 and Attempt.objects.count() == 1
 
 
 def test_what_is_left_of_a_study_is_cancelled_from_its_page(client: Client, alice: Any, bob: Any) -> None:
