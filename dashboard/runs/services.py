@@ -135,8 +135,8 @@ def write(prepared: Prepared) -> list[Run]:
 def _hold_sources(runs: Sequence[Run]) -> None:
     """Keeps the runs from whose checkpoints these begin from being deleted until the transaction ends."""
     wanted = {run.resume_run_id for run in runs if run.resume_run_id is not None}
-    held = Run.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk") if wanted else ()
-    if gone := wanted - {run.pk for run in held}:
+    held = Run.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
+    if gone := wanted.difference(held.values_list("pk", flat=True) if wanted else ()):
         raise Gone({resuming.FIELD: f"There is no run {min(gone)}."})
 
 

@@ -33,7 +33,7 @@ def delete(*, study: Study, user: Any) -> None:
         raise PermissionDenied("Only the study's owner and admins may delete it.")
     with transaction.atomic():
         # a run that joins meanwhile is there when the runs are looked at, or finds no study
-        list(Study.objects.select_for_update().filter(pk=study.pk))
+        list(Study.objects.select_for_update().filter(pk=study.pk).values("pk"))
         runs = list(study.runs.select_for_update(of=("self",)).order_by("pk"))
         for run, why in staying(study):
             raise Invalid({"study": f"“{run.name}”: {why}"})
