@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dashboard.ages import span
-from dashboard.control.finding import Wait
+from dashboard.control.finding import UNTAKEN, Wait
 from dashboard.control.hosts import NOBODY, Host, Request
 from dashboard.control.placement import plan
 from dashboard.fleet.listening import away_for, refused_sentence
@@ -59,7 +59,8 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
 
     With `up_to`, only for that run and those before it: later runs do not delay it.
 
-    Only the first PLANNED runs are planned; the others wait for their turn.
+    Only the first PLANNED runs are planned; the others wait for their turn, but for `up_to` if no end of another run
+    would let it start.
     """
     order = queue_order()
     if up_to in order:
@@ -67,8 +68,9 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
     if order and (said := _for_controller()):
         return {pk: Waiting(said, ahead) for ahead, pk in enumerate(order)}
     out = {pk: Waiting(f"Waits for its turn: {ahead} runs ahead.", ahead) for ahead, pk in enumerate(order)}
-    asked_for = up_to is None or up_to in order[:PLANNED]
-    return out | (_planned(queued_runs(order[:PLANNED])) if asked_for else {})
+    if up_to in order[PLANNED:]:
+        return out | _planned(queued_runs(order[-1:]), len(order) - 1, UNTAKEN)
+    return out | _planned(queued_runs(order[:PLANNED]))
 
 
 def _for_controller() -> str:
@@ -79,14 +81,18 @@ def _for_controller() -> str:
     return "" if seconds is None else f"Waits for the controller, which has not been heard for {span(seconds)}."
 
 
-def _planned(runs: list[Run]) -> dict[int, Waiting]:
+def _planned(runs: list[Run], before: int = 0, whys: Sequence[Wait] = ()) -> dict[int, Waiting]:
+    """What the runs wait for, of which the first has `before` others ahead; with `whys` only those that wait for one of
+    these reasons."""
     active, beginnings = studies_active(), Beginnings(runs)
     asked = requests(runs, beginnings)
     outcome = plan(asked, hosts(), active)
     fleet = _Fleet([host.unreserved() for host in outcome.left.values()], FleetSnapshot.now())
     out = {}
-    for ahead, (run, request) in enumerate(zip(runs, asked, strict=True)):
+    for ahead, (run, request) in enumerate(zip(runs, asked, strict=True), before):
         why, names = outcome.waits.get(run.pk, (None, ()))
+        if whys and why not in whys:
+            continue
         more = f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""
         full = tuple(host.name for host in fleet.named(names)) if why in FULL else ()
         if why is Wait.SIBLING:

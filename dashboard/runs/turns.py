@@ -74,14 +74,14 @@ def _in_turns(rows: Sequence[_Row]) -> list[int]:
         last = _last_starts({owner: queued_at[pk] for owner, pk in firsts.items()})
         each = [_turns(of_owner[owner], stuck[owner]) for owner in sorted(of_owner, key=lambda owner: last[owner])]
     else:
-        each = [[runs] for runs in of_owner.values()]
+        each = [[runs] for runs in of_owner.values()]  # one person's runs need no turns
     first = [row.pk for row in rows if row.begun]
     return first + [pk for turn in zip_longest(*each, fillvalue=()) for together in turn for pk in together]
 
 
-def _turns(runs: Sequence[int], stuck: int) -> list[Sequence[int]]:
-    """The runs by turn: the first `stuck` of them with the next one, then one by one."""
-    return [runs[: stuck + 1], *([pk] for pk in runs[stuck + 1 :])]
+def _turns(runs: Sequence[int], stuck: int) -> list[list[int]]:
+    """The runs by turn: in each one of the first `stuck` of them, before one of the others."""
+    return [[pk for pk in turn if pk is not None] for turn in zip_longest(runs[:stuck], runs[stuck:])]
 
 
 def _stuck(of_owner: Owned) -> dict[int, int]:

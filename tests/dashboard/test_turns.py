@@ -11,7 +11,7 @@ from django.test import Client
 from dashboard.accounts.roles import make_member
 from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
-from dashboard.runs import services, states, turns
+from dashboard.runs import queue, services, states, turns
 from dashboard.runs.models import Run
 from dashboard.runs.priority import Priority
 from dashboard.studies.models import Study
@@ -101,7 +101,9 @@ def test_a_run_that_no_worker_can_take_uses_up_no_turn(alice: Any, bob: User, re
     for number in range(3):
         factory.queued(bob, name=f"bob{number}")
         factory.queued(alice, name=f"alice{number}")
-    assert order() == [*(f"stuck{i}" for i in range(10)), "alice0", "bob0", "alice1", "bob1", "alice2", "bob2"]
+    taken = [name for name in order() if not name.startswith("stuck")]
+    assert taken == ["alice0", "bob0", "alice1", "bob1", "alice2", "bob2"]
+    assert order()[:4] == ["stuck0", "alice0", "bob0", "stuck1"] and order()[-1] == "stuck9"
     assert [places("yard-a", "yard-b") for _ in range(6)] == [
         *(["alice0"], ["bob0"], ["alice1"]),
         *(["bob1"], ["alice2"], ["bob2"]),
@@ -109,6 +111,18 @@ def test_a_run_that_no_worker_can_take_uses_up_no_turn(alice: Any, bob: User, re
     Worker.objects.update(draining=False)
     factory.queued(bob, name="bob3")
     assert order()[:3] == ["stuck0", "bob3", "stuck1"]
+
+
+def test_a_run_far_back_in_the_queue_says_what_no_end_of_another_run_changes(
+    alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory.worker("yard-a", devices=1)
+    first, second, third = (factory.queued(alice, run_on=on) for on in ("", "worker:gone", ""))
+    monkeypatch.setattr(queue, "PLANNED", 1)
+    assert queue.waiting(first).sentence == "Starts now."
+    assert queue.waiting(second).sentence.startswith("It was to run on worker gone. This fleet has no worker “gone”")
+    assert queue.waiting(second).sentence.endswith("1 run ahead.")
+    assert queue.waiting(third).sentence == "Waits for its turn: 2 runs ahead."
 
 
 def test_younger_runs_that_start_elsewhere_do_not_cost_a_waiting_run_its_turn(
