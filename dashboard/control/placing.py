@@ -44,16 +44,21 @@ def place_queued(alive: Iterable[str], fresh: Iterable[str], known: Iterable[str
         return
     by_id: dict[int, Run] = {}
     outcome = plan(_asked(by_id), fleet, studies_active(), told=False)
+    yield from _each((by_id[request.run], shares) for request, shares in outcome.placed)
+
+
+def _each(given: Iterable[tuple[Run, list[Share]]]) -> Iterator[Attempt]:
+    """The attempts of the runs that were given shares."""
     failed: Exception | None = None
-    for request, shares in outcome.placed:
+    for run, shares in given:
         try:
-            attempt = _place(by_id[request.run], shares)
+            attempt = _place(run, shares)
         except (states.IllegalTransition, Worker.DoesNotExist) as error:
-            log.info("run %s was not placed after all: %s", request.run, error)
+            log.info("run %s was not placed after all: %s", run.pk, error)
         except UNREACHABLE:
             raise
         except Exception as error:
-            log.warning("run %s could not be placed: %s", request.run, error)
+            log.warning("run %s could not be placed: %s", run.pk, error)
             failed = failed or error
         else:
             yield attempt

@@ -26,8 +26,7 @@ def edit(
     priority: Priority | None = None,
 ) -> Study:
     """Renames a study, replaces its notes, and changes where its runs may be placed and their priority
-    (`queueing.change_study`): all of it or nothing. None leaves a value as it is, also if somebody has changed it since
-    the study was read.
+    (`queueing.change_study`): all of it or nothing. None leaves a value as it is, also one changed since it was read.
 
     Raises PermissionDenied, or Invalid with what is wrong at every field.
     """
