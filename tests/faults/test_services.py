@@ -133,12 +133,19 @@ def test_the_controller_passes_its_health_check(deployment: Deployment, client: 
     assert done.returncode == 0
 
 
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a connection of a moment
+        return ""
+
+
 def test_killed_backends_of_the_database_lose_nothing(deployment: Deployment, client: httpx.Client) -> None:
     """PostgreSQL ends all connections and recovers, as after any crash of its own."""
     run = deployment.submit(client, paced(60, dp=2))
     wait_for("some steps", lambda: (deployment.run_of(client, run)["step"] or 0) >= 3)
     server = psutil.Process(int((deployment.folder / "pg" / "postmaster.pid").read_text().split()[0]))
-    backends = [process for process in server.children() if "trainyard" in " ".join(process.cmdline())]
+    backends = [process for process in server.children() if "trainyard" in _command(process)]
     assert backends
     for process in backends:
         with suppress(psutil.NoSuchProcess):  # a connection of a moment
