@@ -121,14 +121,14 @@ class RunEdit(Schema):
 
 class GenerateIn(Schema):
     """Text to generate from the run's checkpoint of `step` (null: the newest) on `pp` stages of `tp` devices; `dp`
-    replicas of them share the `samples`.
+    replicas of them share the `samples`. Step 0 of a run that begins from weights is these weights.
 
     `prompt` is text if the vocabulary has at most 256 tokens (bytes); else `ids` has the numbers of tokens. One of them
     is sent, never both.
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"prompt": "import ", "new": 64}})
-    step: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] | None = None
+    step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] | None = None
     prompt: Annotated[str, Field(max_length=MAX_PROMPT, pattern=r"^[^\x00]*$")] = ""
     ids: Annotated[list[Token], Field(max_length=MAX_PROMPT)] = []
     new: Annotated[int, Field(ge=1, le=limits.MAX_SEQ)] = 64

@@ -286,3 +286,15 @@ def test_weights_of_a_gpu_host_are_tried_there(member: Client, tiny: dict[str, A
     Worker.objects.filter(name="yard-b").update(devices=[gpu], weights=[{**tiny, "dtype": "BF16"}])
     form = member.get("/runs/new/?weights=tiny").context["form"]
     assert (form["train__device"].value(), form["train__precision"].value()) == ("cuda", "bf16")
+
+
+def test_text_from_weights_is_asked_for_by_api_as_step_0(
+    member: Client, tiny: dict[str, Any], two: Worker, alice: Any
+) -> None:
+    run = services.submit(owner=alice, spec=spec_of(tiny))
+    other = services.submit(owner=alice, spec=spec_of(tiny, {"weights": ""}))
+    sent = {"step": 0, "prompt": "def ", "new": 4}
+    answers = [member.post(f"/api/v1/runs/{one.pk}/generate", sent, "application/json") for one in (run, other)]
+    assert [answer.status_code for answer in answers] == [201, 422]
+    assert Run.objects.get(pk=answers[0].json()["data"]["id"]).spec["train"]["weights"] == "tiny"
+    assert answers[1].json()["error"]["fields"]["step"] == f"Run {other.pk} has no checkpoint at step 0; it has none."
