@@ -17,7 +17,7 @@ from dashboard.runs import states
 from dashboard.runs.asking import Beginnings, queued_runs, requests
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.queue import studies_active
-from dashboard.runs.spreading import Files
+from dashboard.runs.run_files import Files
 from dashboard.runs.turns import queue_order
 from parallel_core.analysis.quantities import listed_text
 

@@ -8,7 +8,8 @@ from functools import cached_property
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import host_links
 from dashboard.ledger.models import LinksBetween
-from dashboard.runs.spreading import Files, asked, expected
+from dashboard.runs.run_files import Files
+from dashboard.runs.spreading import asked, expected
 from parallel_core.rules import divisors
 from parallel_core.searches.splits import Placement
 from parallel_core.spec import RunSpec

@@ -8,7 +8,7 @@ from dashboard.control.dispatch import resume_from
 from dashboard.control.hosts import NOBODY, Request
 from dashboard.fleet.selectors import kind_of
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.spreading import Files, Holder, why_alone
+from dashboard.runs.run_files import Files, Holder, why_alone
 from parallel_core.known_fields import needs_later
 from workers.contract import task_of
 

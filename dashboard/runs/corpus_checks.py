@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import services
-from dashboard.runs.spreading import Files, file_word
+from dashboard.runs.run_files import Files, file_word
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.dataset import open_dataset

@@ -6,7 +6,7 @@ from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import resuming
 from dashboard.runs.models import Run
-from dashboard.runs.spreading import Files
+from dashboard.runs.run_files import Files
 from dashboard.runs.submission import offered_to
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage

@@ -34,7 +34,7 @@ from dashboard.runs.page_starting import age_text, placed
 from dashboard.runs.page_tabs import OF_TEXT, TABS, tab_context
 from dashboard.runs.page_tiles import tiles
 from dashboard.runs.page_verdict import cause_of, verdict
-from dashboard.runs.spreading import file_word
+from dashboard.runs.run_files import file_word
 from dashboard.runs.states import beginning
 from dashboard.schedules.glossary import words_of
 from parallel_core.outline import outline_of

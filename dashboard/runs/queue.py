@@ -14,15 +14,9 @@ from dashboard.fleet.selectors import FleetSnapshot, hosts
 from dashboard.fleet.words import apart_text
 from dashboard.runs.asking import Beginnings, queued_runs, requests
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.run_files import file_word
 from dashboard.runs.run_on import too_few_text, waits_for_choice
-from dashboard.runs.spreading import (
-    FITS_NOWHERE,
-    file_word,
-    too_small_text,
-    unable_sentence,
-    versions_sentence,
-    word_of,
-)
+from dashboard.runs.spreading import FITS_NOWHERE, too_small_text, unable_sentence, versions_sentence, word_of
 from dashboard.runs.turns import queue_order
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
 

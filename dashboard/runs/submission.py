@@ -23,8 +23,8 @@ from dashboard.runs import resuming, run_on, services
 from dashboard.runs.corpus_checks import corpus_errors
 from dashboard.runs.disk import short_of
 from dashboard.runs.models import Run
+from dashboard.runs.run_files import Files
 from dashboard.runs.spreading import (
-    Files,
     asked,
     chosen,
     hosts_error,

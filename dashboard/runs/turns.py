@@ -13,7 +13,7 @@ from dashboard.control.placement import Untaken
 from dashboard.fleet.selectors import hosts
 from dashboard.runs.asking import Beginnings, queued_runs, requests
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.runs.spreading import Files
+from dashboard.runs.run_files import Files
 
 RECENT = 500
 """How many of the newest starts are looked at for whose turn it is."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dashboard.control.hosts import Request
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs.spreading import Files
+from dashboard.runs.run_files import Files
 from dashboard.runs.submission import FleetCheck, fleet_check, with_need
 from dashboard.runs.weights import weights_errors
 from dashboard.studies.variants import Plan, Skipped, Variant

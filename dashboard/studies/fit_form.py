@@ -9,8 +9,8 @@ from typing import Any
 from django import forms
 
 from dashboard.fields import WholeNumber
+from dashboard.runs.run_files import Files
 from dashboard.runs.spec_fields import MIB
-from dashboard.runs.spreading import Files
 from dashboard.runs.submission import capacity, fleet_check
 from dashboard.studies import fit, services
 from dashboard.studies.estimate import Estimate, estimate

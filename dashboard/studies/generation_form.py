@@ -15,7 +15,7 @@ from dashboard.numbers import number
 from dashboard.runs import generating, resuming
 from dashboard.runs.generating import Split
 from dashboard.runs.models import ENDED, Checkpoint, Run
-from dashboard.runs.spreading import Files
+from dashboard.runs.run_files import Files
 from dashboard.runs.spreading import asked as placing
 from dashboard.runs.submission import capacity
 from dashboard.runs.text_fields import ASKED, NUMBER, TextFields
