@@ -17,7 +17,7 @@ from tests.__main__ import ROOT, unneeded
 
 HERE = Path(__file__).resolve().parent
 MOST_FAILED = 10
-SUITES = ["test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_multi_host*.py"]
+SUITES = ["test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py"]
 """Those of what writes at the same time. All others are run with --full."""
 OF_THEIR_OWN = {
     *("test_controller_process.py", "test_analyst_process.py", "test_gunicorn.py", "test_compact.py"),

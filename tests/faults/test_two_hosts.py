@@ -151,6 +151,7 @@ def test_a_killed_host_is_told_as_lost_and_its_peers_end(
     wait_for("all ranks gone", lambda: gone(pids))
 
 
+@pytest.mark.full
 def test_a_host_that_leaves_in_good_order_has_the_run_queued_again(
     yard: YardProcess, client: httpx.Client, second: SecondHost
 ) -> None:

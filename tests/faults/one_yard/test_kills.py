@@ -144,6 +144,7 @@ FIT: dict[str, Any] = {
 """Form of a small fit study: the largest number of layers that two strategies fit under a memory cap."""
 
 
+@pytest.mark.full
 def test_a_search_for_the_largest_model_goes_on_where_it_was(yard: YardProcess, client: httpx.Client) -> None:
     """A fit study keeps no state but its ended runs, so killing controller and worker must neither repeat nor lose a
     probe.
