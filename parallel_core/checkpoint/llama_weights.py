@@ -33,6 +33,7 @@ _ABLE: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
+    "tie_word_embeddings": (False, True, None),
     "partial_rotary_factor": (1, None),
     "rms_norm_eps": (EPS,),
 }
