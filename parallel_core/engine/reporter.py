@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -29,7 +30,7 @@ from parallel_core.engine.profiled import is_profiled, profiled
 from parallel_core.engine.reference_probe import ProbeReading
 from parallel_core.engine.snapshot import snapshotted
 from parallel_core.engine.step_meter import StepMeter
-from parallel_core.engine.stream import Staleness
+from parallel_core.engine.stream import Staleness, TotalStaleness
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.memory import MemoryMeter
@@ -54,7 +55,7 @@ class StepTimes:
     """Measures wall time from the end of one step to the end of the next; keeps the times after `warmup` steps."""
 
     def __init__(self, warmup: int) -> None:
-        self.timed: list[float] = []
+        self.timed = array("d")  # 8 bytes a step: a run may have millions
         self._warmup, self._count = warmup, 0
         self._last = time.perf_counter()
 
@@ -85,7 +86,7 @@ class Reporter:
         self._spec, self._rank, self._sink, self._device, self._asked = spec, rank, sink, device, asked
         self._requested: TraceRequest | None = None
         self._points: dict[str, list[tuple[int, float, float]]] = {}
-        self._stale: list[Staleness] = []
+        self._stale = TotalStaleness()
         self._flushed = self._logged = 0.0
         self._work = Work.of(spec)
         self._peak: TotalPeak | None = None
@@ -169,7 +170,7 @@ class Reporter:
         values = {"rank_step_time": took}
         if staleness is not None:
             values["staleness"] = staleness.mean
-            self._stale.append(staleness)
+            self._stale.add(staleness)
         if self._rank == 0:
             values |= {"step_time": took, "lr": lr, **self._speeds(took)}
         due = last or now - self._flushed >= FLUSH_S
@@ -308,10 +309,10 @@ class Reporter:
 
     def _staleness(self) -> dict[str, Any]:
         """The summary's `staleness`, mean and maximum over all steps; {} if the pipeline flushes."""
-        if not self._stale:
+        if not self._stale.steps:
             return {}
-        mean = sum(step.mean for step in self._stale) / len(self._stale)
-        return {"staleness": {"mean": mean, "max": max(step.most for step in self._stale)}}
+        found = self._stale.whole()
+        return {"staleness": {"mean": found.mean, "max": found.most}}
 
 
 def hex64(number: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,23 @@ class Staleness(NamedTuple):
 
     mean: float
     most: int
+
+
+@dataclass
+class TotalStaleness:
+    """The staleness of `steps` steps together, in the room of one: a run may have millions."""
+
+    steps: int = 0
+    _sum: float = 0.0
+    _most: int = 0
+
+    def add(self, step: Staleness) -> None:
+        """Adds that of one step."""
+        self.steps, self._sum, self._most = self.steps + 1, self._sum + step.mean, max(self._most, step.most)
+
+    def whole(self) -> Staleness:
+        """Returns the mean over the steps added, of which there must be one, and their maximum."""
+        return Staleness(self._sum / self.steps, self._most)
 
 
 class _Step(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.evaluation import Evaluated
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.reference_probe import ProbeReading
-from parallel_core.engine.reporter import Reporter
+from parallel_core.engine.reporter import Reporter, StepTimes
 from parallel_core.engine.stream import Staleness
 from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, FileSink, read_stream
 from parallel_core.plan.chips import Peak
@@ -30,3 +31,25 @@ def test_all_series_that_a_rank_emits_are_listed(rank: int, listed: set[str], tm
     report.step(0, [Totals(5.0, 1.0, step=0)], 0.1, Staleness(0.5, 1), 1e-3, last=True)
     points = [frame.header["series"] for frame in read_stream(tmp_path, rank) if frame.kind == "points"]
     assert {name for each in points for name, _ in each} == listed
+
+
+def test_a_step_leaves_only_its_seconds_in_memory(tmp_path: Path) -> None:
+    """A run may have millions of steps."""
+    split = {"pp": 2, "schedule": "1f1b-stash", "micro_batches": 2}
+    spec = RunSpec.model_validate({"parallel": split, "train": {"clip": "stage"}})
+    report, times = Reporter(spec, 1, FileSink(tmp_path, 1), CpuDevice()), StepTimes(0)
+    tracemalloc.start()
+    try:
+        for step in range(3000):
+            if step == 1000:
+                report.flush(whole=True)
+                before, _ = tracemalloc.get_traced_memory()
+            report.step(step, [], times.ended(), Staleness(step / 7, step), 1e-3, last=False)
+        report.flush(whole=True)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 2000 * 16
+    report.summary(times, None, None, 3000)
+    summary = next(frame.header for frame in read_stream(tmp_path, 1) if frame.kind == "summary")
+    assert summary["staleness"] == {"mean": pytest.approx(2999 / 14), "max": 2999}
