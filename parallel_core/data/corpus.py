@@ -51,10 +51,14 @@ def _stdlib(cache: Path | None) -> np.ndarray:
     path = cache / f"stdlib-{platform.python_version()}.bin"
     if not path.is_file():
         cache.mkdir(parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(dir=cache)
-        with os.fdopen(handle, "wb") as file:
-            file.write(_read_stdlib())
-        Path(made).replace(path)  # several ranks may race: all write the same bytes
+        handle, made = tempfile.mkstemp(dir=cache)  # several ranks may race: all write the same bytes
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_read_stdlib())
+            Path(made).replace(path)
+        except BaseException:
+            Path(made).unlink(missing_ok=True)
+            raise
     return np.memmap(path, dtype=np.uint8, mode="r")
 
 

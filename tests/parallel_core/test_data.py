@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +81,16 @@ def test_standard_library_reads_the_same_cached_or_not(tmp_path: Path) -> None:
     assert np.array_equal(fresh, cached)
     assert np.array_equal(fresh, again)
     assert [path.name for path in tmp_path.iterdir()] == [next(tmp_path.glob("stdlib-*")).name]
+
+
+def test_a_full_disk_keeps_nothing_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(corpus, "_read_stdlib", full)
+    with pytest.raises(OSError, match="No space left"):
+        corpus.open("stdlib", tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_blob_is_read_from_the_cache(tmp_path: Path) -> None:
