@@ -67,6 +67,8 @@ class _Begun(NamedTuple):
     """A check whose numbers are on their way; `seconds`: what it has taken so far."""
 
     step: int
+    mine: Tensor
+    """Kept until then: NCCL only keeps what it sends until a stream is told to wait for it."""
     rows: Download
     seconds: float
 
@@ -129,15 +131,16 @@ class Fingerprints:
         if self._trainer.spec.parallel.flushes:
             self._meet()
         began = time.perf_counter()
-        rows = self._send(self._own_numbers(step))
-        return _Begun(step, rows, time.perf_counter() - began)
+        mine = self._on_device(self._own_numbers(step))
+        return _Begun(step, mine, self._send(mine), time.perf_counter() - began)
 
     def _meet(self) -> None:
         """Waits until every rank has come here. Before a failure: then none ends while others need its messages."""
         for check in self._begun:
             check.rows.wait()
         self._begun.clear()
-        self._rows(self._send([0] * self._width))
+        mine = self._on_device([0] * self._width)
+        self._rows(self._send(mine))
 
     def _own_numbers(self, step: int) -> list[int]:
         """This rank's numbers: one per tensor, one of the samples drawn for all ranks, one of the samples read here."""
@@ -154,13 +157,15 @@ class Fingerprints:
         values += [0] * (self._width - 2 - len(values))
         return values + (list(trainer.reader.prints(step)) if self._reads[place.place] else [0, 0])
 
-    def _send(self, mine: list[int]) -> Download:
-        """Starts gathering every rank's numbers."""
-        given = torch.tensor([_signed(value) for value in mine], device=self._device)
+    def _on_device(self, numbers: list[int]) -> Tensor:
+        return torch.tensor([_signed(number) for number in numbers], device=self._device)
+
+    def _send(self, mine: Tensor) -> Download:
+        """Starts gathering every rank's numbers. `mine` has to be kept until they have come."""
         if self._group is None:
-            return self._downloads.begin(given, None)
-        out = given.new_empty(self._trainer.layout.world * self._width)
-        return self._downloads.begin(out, all_gather(out, given, self._group))
+            return self._downloads.begin(mine, None)
+        out = mine.new_empty(self._trainer.layout.world * self._width)
+        return self._downloads.begin(out, all_gather(out, mine, self._group))
 
     def _rows(self, table: Download) -> list[list[int]]:
         """Waits for every rank's numbers and returns them, in rank order."""

@@ -5,6 +5,7 @@ layout.
 from __future__ import annotations
 
 import typing
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_core.engine import host_memory
+from parallel_core.engine.async_all_gather import AsyncAllGather, GatherWork
 from parallel_core.engine.device import open_device
-from parallel_core.engine.distributed import Rendezvous, connect, disconnect, wait_for_all
+from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect, wait_for_all
 from parallel_core.engine.fingerprint import Fingerprints, ReplicasDiffer, _origin, fingerprint
 from parallel_core.engine.reporter import StepTimes
 from parallel_core.engine.run import run_rank
@@ -199,6 +201,27 @@ def test_a_pipeline_that_does_not_flush_need_not_drain_to_be_compared(
     monkeypatch.setenv(host_memory.SWITCH, memory)
     spec = spec_of(every=1, steps=4, pp=2, schedule="1f1b-stash", micro_batches=2)
     assert ranks.run_each([(spec, _compared_later)], 60.0) == [[[[], [0], [1], [2, 3]]] * 2]
+
+
+class _Lending(AsyncAllGather):
+    """Reads what it is given at some later time and does not keep it: as NCCL, once a stream waits for its work."""
+
+    def __init__(self) -> None:
+        self.given: list[weakref.ref[torch.Tensor]] = []
+
+    def all_gather(self, out: torch.Tensor, mine: torch.Tensor) -> GatherWork:
+        self.given.append(weakref.ref(mine))
+        out.view(-1, mine.numel()).copy_(mine)
+        return GatherWork([])
+
+
+def test_numbers_under_way_are_kept_until_all_have_come(tmp_path: Path) -> None:
+    """On a GPU their memory would be that of the next step's tensors, while a slower rank lets the message wait."""
+    spec = spec_of(every=1, steps=4, pp=2, schedule="1f1b-stash", micro_batches=2)
+    trainer = Trainer(spec, 0, Groups(), open_device("cpu"), Progress(tmp_path, 0))
+    found = Fingerprints(trainer, group := _Lending(), first=0)
+    assert found.after_step(0, drained=False)[0] == []
+    assert group.given[0]() is not None
 
 
 def test_0_compares_nothing(tmp_path: Path) -> None:
