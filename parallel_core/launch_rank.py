@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 _MEMORY_WORDS = (
     "can't allocate memory",
-    "cuda error: out of memory",
+    *("cuda error: out of memory", "cuda driver error: out of memory"),  # the latter with expandable segments
     *("cublas_status_alloc_failed", "cudnn_status_alloc_failed"),
+    *(f"cudnn_status_internal_error_{where}_allocation_failed" for where in ("device", "host")),  # since cuDNN 9
     *("cuda failure 2 'out of memory'", "cuda failure 'out of memory'"),  # NCCL's buffers
 )
 _PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")

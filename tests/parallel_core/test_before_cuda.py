@@ -94,8 +94,13 @@ def test_what_the_fork_server_imports_asks_nothing_of_cuda() -> None:
         ("CUDA error: out of memory", True),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
         ("NCCL error in: x.cpp:1, unhandled cuda error. Last error:\nCuda failure 2 'out of memory'", True),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", True),
+        ("CUDA driver error: out of memory", True),
         ("CUDA error: an illegal memory access was encountered", False),
         ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", False),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED", False),
+        ("CUDA driver error: invalid argument", False),
     ],
 )
 def test_an_allocation_that_a_library_could_not_make_is_out_of_memory(told: str, memory: bool) -> None:
