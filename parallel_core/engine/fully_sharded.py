@@ -186,6 +186,9 @@ class FullyShardedReducer:
     def through(self, walk: Callable[[], Tensor]) -> Tensor:
         """Runs a forward pass through several layers under one root module, so that torch prefetches the next layer."""
         out: Tensor = self._root(walk)
+        if not torch.is_grad_enabled():  # no backward follows, after which torch forgets the order of these layers
+            assert isinstance(self._root, FSDPModule)
+            self._root.reset_iter_state()
         return out
 
     def run(self, unit: nn.Module, inputs: Sequence[Tensor], goes_back: bool) -> Tensor:

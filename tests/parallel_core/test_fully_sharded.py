@@ -17,9 +17,11 @@ from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.fully_sharded import _Gather
+from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
+from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COLLECTIVE, SpanRecorder
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.records import SPAN, FileSink, events_path
 from parallel_core.observe.scope import Scope
 from parallel_core.plan import fully_sharded
 from parallel_core.plan.memory import by_stage
@@ -29,6 +31,7 @@ from parallel_core.plan.units import parameter_count, unit_costs
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors
 from tests.parallel_core import parity, ranks
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.metered import TRIES
 from tests.parallel_core.parity import MODEL
 from tests.parallel_core.test_zero3 import LLAMA, sharded, spec_of, train, whole
@@ -154,6 +157,21 @@ def test_its_gathers_and_sums_have_spans(tmp_path: Path) -> None:
         gathers, sums = ([row for row in spans if row[0] == kind] for kind in (Kind.UNSHARD, Kind.BUCKET))
         assert len(gathers) == len(forward) + len(backward) and len(sums) == len(forward)
         assert all(lane == LANE_COLLECTIVE and size and end >= start for _, lane, start, end, size in gathers + sums)
+
+
+def _gathers(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[int]:
+    run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank))
+    traced = [np.frombuffer(f.blob, SPAN) for f in read_file(events_path(folder, rank)) if f.kind == "spans"]
+    return [int((rows["kind"] == Kind.UNSHARD).sum()) for rows in traced]
+
+
+def test_a_step_after_an_evaluation_gathers_no_more_than_others(tmp_path: Path) -> None:
+    """Torch would take the last layer of the evaluation for one that comes before the first in the backward."""
+    told = sharded(MODEL, TORCH | {"micro_batches": 2}).model_dump()
+    told["train"] |= {"steps": 5, "warmup_steps": 1, "eval_every": 2, "eval_samples": 8}
+    told["trace"] |= {"trace_every": 1, "memory": False}
+    for found in ranks.run(RunSpec.model_validate(told), _gathers, tmp_path):
+        assert len(found) == 4 and len(set(found)) == 1, found
 
 
 @pytest.mark.parametrize(("cuda", "kind"), [(True, Kind.UNSHARD_FLIGHT), (False, Kind.UNSHARD)])
