@@ -71,8 +71,10 @@ class FlatParameters:
         dtype: torch.dtype,
         device: Device,
         shard: Shard = Shard(),
+        trains: bool = True,
     ) -> None:
-        """`named` = (global parameter name, module that holds it, attribute) in layer order."""
+        """`named` = (global parameter name, module that holds it, attribute) in layer order. `trains` False: there are
+        no gradients, and no memory for them."""
         shapes = {name: getattr(module, attribute).shape for name, module, attribute in named}
         main = main_dtype(dtype)
         sizes = {name: shape.numel() for name, shape in shapes.items()}
@@ -81,7 +83,8 @@ class FlatParameters:
         self.sharded = shard.count > 1
         part = places.size // shard.count
         self.values = torch.zeros(part if shard.shard_values else places.size, dtype=dtype, device=device.torch)
-        self.grads = torch.zeros(part if shard.shard_grads else places.size, dtype=main, device=device.torch)
+        kept = (part if shard.shard_grads else places.size) if trains else 0
+        self.grads = torch.zeros(kept, dtype=main, device=device.torch)
         self.buckets = places.buckets
         self.wired = places.pieces(main.itemsize)
         """The smaller pieces that are reduced one by one where CPU ranks on several hosts reduce unsharded buckets."""
@@ -105,7 +108,7 @@ class FlatParameters:
         values = placeholder(self.values, shape) if self.shard_values else self.values[start:stop].view(shape)
         parameter = nn.Parameter(values)
         parameter.grad_dtype = None  # allows a gradient wider than its parameter, accumulated without a copy
-        if not self.shard_grads:
+        if not self.shard_grads and len(self.grads):
             parameter.grad = self.grads[start:stop].view(shape)
         return Slot(name, parameter, start, stop)
 

@@ -101,7 +101,7 @@ class Generator:
         self._relay = Relay(layout.pipeline_of(rank), place.place, groups, device, scope)
         self.units = tuple(spec.model.units()[i] for i in layout.stage_units[place.place])
         stage = Stage(spec, self.units, self._group, WeightGradients(scope), LossScale(spec.train), scope)
-        self.flat = FlatParameters(stage.places(), DTYPES[spec.train.precision], device)
+        self.flat = FlatParameters(stage.places(), DTYPES[spec.train.precision], device, trains=False)
         self._first = stage.is_first
         self._layers, self._head = stage.layers, stage.layers[-1] if stage.is_last else None
         if self._head is not None:

@@ -12,7 +12,7 @@ import pytest
 
 from parallel_core.analysis.generated import PER_TOKEN, Generated, parts
 from parallel_core.engine.device import open_device
-from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.generate import Generator, run_rank
 from parallel_core.engine.interference import Interference
 from parallel_core.generation_request import inference
@@ -114,6 +114,17 @@ def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, P
             predicted = stages[Layout.of(spec).coords(rank).place]
             assert (peak["params"], peak["activations"]) == (predicted.params, predicted.activations)
             assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.02), model
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_that_are_not_trained_have_no_gradients(precision: str, trained: dict[str, Path]) -> None:
+    """They would take two thirds of the memory in 16 bits, and no prediction counts them."""
+    told = spec_of("gpt").model_dump()
+    spec = RunSpec.model_validate(told | {"train": told["train"] | {"precision": precision}})
+    meter = MemoryMeter()
+    with meter.measure():
+        made = Generator(spec, 0, Groups(), open_device("cpu"), trained["gpt"])
+    assert 0 < made.flat.values.nbytes <= sum(meter.final.values()) < 1.01 * made.flat.values.nbytes
 
 
 def _metered(spec: RunSpec, path: Path, request: GenerationRequest) -> list[dict[str, int]]:
