@@ -307,6 +307,7 @@ def run_rank(
         generator = Generator(spec, rank, groups, device, path, partial(progress.at, -1, "loading"), progress.moved)
         if spec.train.weights:
             require_same(groups.store, rank, path)
+        device.forget_memory_peak()  # what connecting took for a moment: first messages of every size
         report = Reporter(spec, rank, sink, device)
         report.hello(generator.flat, generator.units, Layout.of(spec))
         progress.at(0, "generating")

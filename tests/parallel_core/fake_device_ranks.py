@@ -32,6 +32,15 @@ from parallel_core.spec import RunSpec
 from tests.parallel_core import fake_device
 from tests.parallel_core.frames import read_file
 
+REQUEST: GenerationRequest = {
+    "prompt": [1, 2, 3],
+    "new": 6,
+    "samples": 1,
+    "temperature": 0.0,
+    "seed": 7,
+    "cached": True,
+}
+
 
 def losses(folder: Path, rank: int) -> list[float]:
     found: list[float] = []
@@ -102,8 +111,7 @@ def run_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -
 def run_with_nccl(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[list[float], dict[str, Any]]:
     with fake_device.moved(nccl=True):
         told = run_here(spec, rank, meeting, folder)
-    (memory,) = (f.header for f in read_file(events_path(folder, rank)) if f.header["kind"] == "memory")
-    return told, memory
+    return told, memory_of(folder, rank)
 
 
 def numbers_set(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[int]:
@@ -134,21 +142,26 @@ def saved_and_resumed(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Pat
 
 
 def generated(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[list[int]]:
-    request: GenerationRequest = {
-        "prompt": [1, 2, 3],
-        "new": 6,
-        "samples": 1,
-        "temperature": 0.0,
-        "seed": 7,
-        "cached": True,
-    }
     path = folders.path_of(folder / "kept", 2)
     device = generate.open_device(spec.train.device, meeting.sharing)
     groups = connect(meeting, rank, Layout.of(spec), device.backend)
     try:
-        return Generator(spec, rank, groups, device, path).generate(request)["tokens"]
+        return Generator(spec, rank, groups, device, path).generate(REQUEST)["tokens"]
     finally:
         disconnect()
+
+
+def generated_with_nccl(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> dict[str, Any]:
+    path = folders.path_of(folder / "kept", 2)
+    (told := folder / "told").mkdir(exist_ok=True)
+    with fake_device.moved(nccl=True):
+        generate.run_rank(spec, rank, FileSink(told, rank), meeting, Progress(told, rank), path, REQUEST)
+    return memory_of(told, rank)
+
+
+def memory_of(folder: Path, rank: int) -> dict[str, Any]:
+    (memory,) = (f.header for f in read_file(events_path(folder, rank)) if f.header["kind"] == "memory")
+    return memory
 
 
 def generated_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[list[int]]:

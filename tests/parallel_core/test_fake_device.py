@@ -15,6 +15,7 @@ from parallel_core.spec import RunSpec
 from tests.parallel_core.fake_device_ranks import (
     generated,
     generated_elsewhere,
+    generated_with_nccl,
     mix,
     numbers_set,
     profiled,
@@ -152,6 +153,16 @@ def test_text_is_generated_there_as_here(run_there: Ran, tmp_path: Path) -> None
     spec = RunSpec.model_validate({"model": GPT, "parallel": {"tp": 2}, "train": train})
     run(spec, saved, tmp_path)
     assert run_there(spec, generated_elsewhere, tmp_path) == run(spec, generated, tmp_path)
+
+
+def test_with_a_gpu_a_rank_the_memory_of_the_set_up_is_no_part_of_the_peak_of_generation(
+    run_there: Ran, tmp_path: Path
+) -> None:
+    train = {"steps": 2, "warmup_steps": 1, "global_batch": 8, "checkpoint_every": 2}
+    spec = RunSpec.model_validate({"model": GPT, "parallel": {"tp": 2}, "train": train})
+    run(spec, saved, tmp_path)
+    for memory in run_there(spec, generated_with_nccl, tmp_path):
+        assert memory["peak_total"] <= memory["rss_delta"] <= memory["peak_total"] + 2**20
 
 
 @pytest.mark.full
