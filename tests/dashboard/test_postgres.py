@@ -18,7 +18,8 @@ from tests.__main__ import ROOT, unneeded
 HERE = Path(__file__).resolve().parent
 MOST_FAILED = 10
 SUITES = ["test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py"]
-"""Those of what writes at the same time. All others are run with --full."""
+SLOW = {"test_control_starts.py"}
+"""Those of what writes at the same time, without the SLOW ones. All others are run with --full."""
 OF_THEIR_OWN = {
     *("test_controller_process.py", "test_analyst_process.py", "test_gunicorn.py", "test_compact.py"),
     *("test_yard.py", "test_yard_ends.py", "test_yard_environment.py", "test_postgres.py"),
@@ -48,7 +49,7 @@ def _spare_the_disk(folder: str) -> None:
 
 
 def writing() -> set[Path]:
-    return {path for pattern in SUITES for path in HERE.glob(pattern) if path.name not in OF_THEIR_OWN}
+    return {path for pattern in SUITES for path in HERE.glob(pattern) if path.name not in OF_THEIR_OWN | SLOW}
 
 
 def others() -> set[Path]:

@@ -98,8 +98,9 @@ def _overflow(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> An
     return ranks.with_trainer(spec, rank, meeting, folder, use)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.full), "bf16"])
-@pytest.mark.parametrize("split", [pytest.param({}, marks=pytest.mark.full), {"recompute": "full", "micro_batches": 2}])
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("split", [{}, {"recompute": "full", "micro_batches": 2}])
 def test_memory_is_what_is_predicted(split: dict[str, Any], precision: str, tmp_path: Path) -> None:
     deep = MODEL | {"layers": 12}
     specs = [sharded(deep, split | TORCH, precision=precision)]

@@ -17,11 +17,11 @@ from tests.parallel_core.no_gpu import CASES
 
 HERE = Path(__file__).parent
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(shutil.which("g++") is None, reason="missing: g++"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux"),
     pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch is a build for GPUs: see test_gpu"),
 ]
-QUICK = {"Llama, shared keys in fp32", "ZeRO-2", "TP, sequence", "2BW, fp16"}
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,6 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
 
 
-@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.full) for c in CASES])
+@pytest.mark.parametrize("case", CASES)
 def test_devices_and_number_types_agree_and_nobody_waits(case: str, found: dict[str, str]) -> None:
     assert found[case] == ""
