@@ -82,6 +82,7 @@ def test_its_commands_are_answered(client: Client, alice: Any) -> None:
         seen[f"{method} {path}"] = answer.status_code
     assert seen["POST /api/v1/runs"] == 201 and seen[f"GET /api/v1/runs/{run.pk}/series"] == 200
     assert seen.pop(f"POST /api/v1/runs/{run.pk}/generate") == 422  # the run saved no checkpoint
+    assert seen.pop(f"POST /api/v1/runs/{run.pk}/free-space") == 422  # the run has just ended
     assert seen.pop("POST /api/v1/links") == 422  # it names hosts that the user has to choose
     assert set(seen.values()) <= {200, 201} and len(seen) >= 10
     gone = [words[-1] for words in asked if "DELETE" in words]

@@ -122,7 +122,7 @@ def test_a_sweep_that_fails_stops_no_other(
     """Cancels, leases and placing go on, except for the broken part itself."""
     run = submit(alice)
     attempt = started(peer, controller, run)
-    monkeypatch.setattr(loop.sweeps, sweep, broken)
+    monkeypatch.setattr(loop.placing if sweep == "place_queued" else loop.sweeps, sweep, broken)
     second = submit(alice)
     services.request_cancel(run=run, user=alice)
     controller._last.clear()
@@ -156,7 +156,7 @@ def test_an_administrator_sees_what_the_controller_fails_at(
     monkeypatch.setattr(loop, "STAMP_EVERY_S", 0.0)
     monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(loop.sweeps, "place_queued", broken)
+        patch.setattr(loop.placing, "place_queued", broken)
         for _ in range(3):
             controller.turn()
     client.force_login(admin)

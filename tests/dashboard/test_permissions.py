@@ -33,6 +33,7 @@ ASKING = {"/": 302, "/partition/graph/": 422}
 THEIRS = {
     "/runs/cancel": {"runs": 1},
     "/runs/delete": {"runs": 1},
+    "/runs/free-space": {"runs": 1},
     "/partition/recalibrate": {"fit": 1},
 }
 """What a form names that is alice's, where the address does not."""
@@ -42,6 +43,7 @@ OF_MEMBERS = ASKING | {
     "/runs/new/spec": 422,
     "/runs/cancel": 302,
     "/runs/delete": 200,
+    "/runs/free-space": 302,
     "/runs/links": 302,
     "/partition/profile": 302,
     "/searches/1/again": 302,
@@ -52,6 +54,7 @@ OF_MEMBERS = ASKING | {
 BODIES: dict[str, dict[str, Any]] = {
     "/api/v1/runs": {"spec": {}},
     "/api/v1/runs/{run_id}/generate": {"prompt": "a"},
+    "/api/v1/runs/{run_id}/free-space": {"profiles": True},
     "/api/v1/studies/{study_id}/again": {"which": "repeatable"},
     "/api/v1/links": {"first": "yard-a", "second": "yard-b"},
     "/api/v1/studies": {"name": "s", "runs": [{"label": "a", "spec": {}}]},
