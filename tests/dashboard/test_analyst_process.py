@@ -23,6 +23,7 @@ def test_a_database_that_is_away_is_told_in_a_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.django_db
 def test_work_that_fails_is_put_back_and_the_other_lanes_go_on() -> None:
     """An error in one piece of work must not stop the lanes of others."""

@@ -96,6 +96,7 @@ def test_one_plan_for_two_clusters_has_its_price(reader: Client) -> None:
     assert "the same cluster" in alone
 
 
+@pytest.mark.full
 def test_each_clusters_own_best_is_the_planners(reader: Client) -> None:
     case = next(one for one in SCENARIOS if one.key == "two")
     rows = reader.get(f"{PAGE}common?{case.query()}").context["common"].rows

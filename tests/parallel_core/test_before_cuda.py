@@ -60,6 +60,7 @@ print(torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.enabled)
 """
 
 
+@pytest.mark.full
 def test_cudnn_is_left_out_where_its_plans_or_copies_would_be_in_the_way() -> None:
     done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True", "False", "False"]

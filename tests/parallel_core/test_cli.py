@@ -88,6 +88,7 @@ def test_train_prints_each_step_and_leaves_the_records_of_every_rank(written: Pa
         assert {"hello", "phase", "points", "spans", "memory", "summary"} <= set(kinds)
 
 
+@pytest.mark.full
 def test_a_step_of_a_pipeline_that_stays_full_is_told_with_its_own_time(tmp_path: Path) -> None:
     """The loss of a step is known only some steps later; the printed time must be the step's own."""
     path, out = tmp_path / "spec.json", tmp_path / "out"
@@ -212,6 +213,7 @@ def test_ctrl_c_and_term_save_and_leave_no_process(
     assert "Ctrl-C again ends them at once" in errors and f"saved after {manifest.step} steps: {found}" in errors
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
 @pytest.mark.parametrize(("interrupts", "code"), [(1, EXIT_STOPPED), (2, -signal.SIGKILL)])
 def test_ranks_that_save_slowly_get_the_time_that_is_set_unless_ctrl_c_comes_again(

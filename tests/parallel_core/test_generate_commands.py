@@ -22,6 +22,7 @@ def test_command_line_of_any_split(trained: dict[str, Path], capsys: pytest.Capt
         assert capsys.readouterr().out == texts * alone
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_a_run_on_gpus_generates_on_the_cpu_too(
     trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

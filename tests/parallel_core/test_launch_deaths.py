@@ -38,6 +38,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
     one.server.close()
 
 
+@pytest.mark.full
 def test_a_fork_that_fails_ends_the_ranks_before_it_and_nothing_else(tmp_path: Path) -> None:
     yard = Yard(tmp_path, FORK_ONCE)
     yard.start(1, "wait", "wait")
@@ -100,6 +101,7 @@ def test_a_term_to_the_server_gives_ranks_the_time_that_its_client_gives_them(ya
     yard.until("lost")
 
 
+@pytest.mark.full
 def test_a_listener_that_raises_does_not_end_the_ranks(tmp_path: Path) -> None:
     seen: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
@@ -117,6 +119,7 @@ def test_a_listener_that_raises_does_not_end_the_ranks(tmp_path: Path) -> None:
     assert kinds == ["ready", "store", "started", "exit", "gone"]
 
 
+@pytest.mark.full
 def test_closing_the_client_leaves_nothing(yard: Yard) -> None:
     folder = yard.start(1, "wait", "ignore_term")
     eventually(lambda: where_waiting(folder, 2))

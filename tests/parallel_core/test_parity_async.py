@@ -108,6 +108,7 @@ def _assert_replayed(got: Trained, spec: RunSpec) -> None:
     assert_moved_alike(got, want)
 
 
+@pytest.mark.full
 def test_an_lstm_goes_backward_through_the_weights_of_its_schedule() -> None:
     """Autograd saves views of the weights, whose memory the next update overwrites; without a stash, backward sees
     that.

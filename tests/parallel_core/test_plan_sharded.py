@@ -17,6 +17,7 @@ MLP = {"kind": "mlp"}
 VGG = {"kind": "vgg16", "width": 8}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "model",

@@ -55,6 +55,7 @@ def test_a_turn_begins_with_the_environment_of_the_first() -> None:
     assert ranks.run_each([(TWO, _plain), (TWO, _changes), (TWO, _plain)]) == [untouched, changed, untouched]
 
 
+@pytest.mark.full
 def test_only_the_turn_fails_in_which_a_rank_raises_dies_or_hangs() -> None:
     turns: list[ranks.Turn] = [(TWO, work) for work in (_plain, _raises, _plain, _dies, _plain, _hangs, _plain)]
     found = ranks.run_each(turns, limit_s=10)

@@ -9,6 +9,8 @@ import re
 import signal
 import time
 
+import pytest
+
 from parallel_core.observe import progress
 from parallel_core.schedule.text import spoken
 from tests.workers.harness import ENDLESS, NAME, Bench, none_alive, tiny
@@ -56,6 +58,7 @@ def test_a_host_that_waits_for_another_is_ended_by_the_controller(bench: Bench) 
     assert end["detail"] == "No rank moved for 6 s: rank 0 before its first step in connecting."
 
 
+@pytest.mark.full
 def test_a_host_that_was_paused_as_a_whole_is_no_standstill(bench: Bench) -> None:
     """Its watcher wakes up first and sees ranks that have not moved for longer than the limit; it must not end them."""
     attempt = bench.send(ENDLESS)

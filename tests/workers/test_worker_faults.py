@@ -101,6 +101,7 @@ def test_an_orderly_stop_interrupts_and_leaves_nothing(bench: Bench) -> None:
     bench.start_worker()
 
 
+@pytest.mark.full
 def test_a_stop_without_a_broker_is_told_at_the_next_start(bench: Bench) -> None:
     attempt = bench.send(ENDLESS)
     recorded = bench.wait_running(attempt)

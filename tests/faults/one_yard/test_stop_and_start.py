@@ -26,6 +26,7 @@ sys.exit(main(["up"]))
 """`./run`, without what only Linux does for it."""
 
 
+@pytest.mark.full
 def test_runs_under_way_are_queued_again(yard: YardProcess) -> None:
     with yard.client() as client:
         run = stepping(yard, client, paced(60, dp=2))
