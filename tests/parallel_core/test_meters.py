@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -128,20 +127,22 @@ def test_products_that_measure_a_gpu_are_no_memory_of_the_run(
 
 
 class LoadingGpu(UnlistedGpu):
-    """A GPU whose first matmul takes longer than all measured ones may."""
+    """A GPU with a clock of its own, whose first matmul takes longer than all measured ones may."""
 
-    waits = 0
+    waits, seconds = 0, 0.0
 
     def synchronise(self) -> None:
         self.waits += 1
-        time.sleep(2 * peak.BUDGET_S if self.waits == 1 else 0)
+        self.seconds += 2 * peak.BUDGET_S if self.waits == 1 else peak.BUDGET_S / 4
 
 
 def test_what_a_library_loads_first_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peak.SIDES, "cuda", (8, 16))
     device = LoadingGpu(4)
-    peak.measured(device, "fp32")
-    assert device.waits > 3, "the larger size was measured, too"
+    monkeypatch.setattr(peak, "time", SimpleNamespace(perf_counter=lambda: device.seconds))
+    found = peak.measured(device, "fp32")
+    assert device.waits == 2 + 1 + 3, "one of the smaller size, and the larger one until the budget is spent"
+    assert found.flops_per_s == pytest.approx(2 * 16**3 / (peak.BUDGET_S / 4))
 
 
 def test_a_gpu_is_measured_once_before_its_pipeline_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
