@@ -110,6 +110,8 @@ class StartCommand(TypedDict):
     request: NotRequired[GenerationRequest | None]
     """If given, generate this text from the checkpoint that `saves` resumes from, or the weights that the spec names,
     in place of training."""
+    expects: NotRequired[dict[str, str]]
+    """If given, what the ranks have to read: `engine.inputs`."""
     links: NotRequired[bool]
     """Measure messages in place of training: between two hosts (profile.host_link_bench), or for a profile."""
     segment: NotRequired[int]

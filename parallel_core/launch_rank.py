@@ -106,7 +106,7 @@ def engine() -> RunRank:
         if request is not None and begins is not None:
             generate.run_rank(args.spec, args.rank, sink, connect, page, begins, request)
             return
-        run_rank(args.spec, args.rank, sink, connect, page, corpus_cache=cache, saves=args.saves)
+        run_rank(args.spec, args.rank, sink, connect, page, cache, args.saves, args.command.get("expects") or {})
 
     return run
 

@@ -77,6 +77,7 @@ class Attempt:
             address="127.0.0.1" if self.command.alone else node["address"],
             saves=self.command.beginning.saves(self.command.message) if self.command.beginning else None,
             request=self.command.request,
+            expects=self.command.message.get("read", {}),
             links=self.command.links,
             segment=segment_bytes(settings.spool_bytes, len(self.command.ranks)),
             gpus=list(gpus),

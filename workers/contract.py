@@ -115,6 +115,9 @@ class StartMessage(TypedDict):
     """Where a first attempt begins; a later one prefers the run's own newest whole checkpoint on its host."""
     identity: NotRequired[RunIdentity]
     """Of `run`; absent for a run that was made before there were any: its number alone means it."""
+    read: NotRequired[dict[str, str]]
+    """What earlier attempts of the run read, as in the `reads` of hello (parallel_core.observe.records): its ranks
+    refuse other data, or other weights, of the same name."""
     resume_identity: NotRequired[RunIdentity]
     """Of the run in `resume`, likewise."""
     task: NotRequired[dict[str, Any] | None]
@@ -175,7 +178,7 @@ class HeartbeatBody(TypedDict):
     """It shuts down in an orderly way and takes no more runs. Sent before its attempts end, so that none is placed here
     again."""
     token_files: NotRequired[list[dict[str, Any]]]
-    """{name, tokens, vocab} of the token files in this worker's data folder (parallel_core.data.token_file);
+    """{name, tokens, vocab, values} of the token files in this worker's data folder (parallel_core.data.token_file);
     absent until they were listed for the first time."""
     more_token_files: NotRequired[int]
     """How many others it has, where `token_files` would be too long with them."""
@@ -184,8 +187,8 @@ class HeartbeatBody(TypedDict):
     folder (parallel_core.checkpoint.weights_listing reads at most 100); absent until they were listed for the first
     time."""
     image_files: NotRequired[list[dict[str, Any]]]
-    """{name, images, height, width, channels, classes} of the image files there (parallel_core.data.image_file); absent
-    until they were listed for the first time."""
+    """{name, images, height, width, channels, classes, values} of the image files there
+    (parallel_core.data.image_file); absent until they were listed for the first time."""
     more_image_files: NotRequired[int]
     """How many others it has, as with `more_token_files`."""
     texts: NotRequired[list[str]]

@@ -14,6 +14,7 @@ from django.conf import settings
 
 from dashboard.fleet.models import Worker
 from dashboard.runs.models import Attempt, Run
+from dashboard.runs.reads import read_by
 from parallel_core.known_fields import without_unknown
 from workers.contract import START_TASK, ControlEntry, ResumeFrom, RunIdentity, StartMessage, control_stream, queue_of
 
@@ -87,6 +88,8 @@ def start_message(attempt: Attempt) -> StartMessage:
         "resume": resume_from(run),
         "task": run.task or None,
     }
+    if read := read_by(run, before=attempt.number):
+        message["read"] = read
     if run.uid:
         message["identity"] = _identity(run)
     if run.resume_run is not None and run.resume_run.uid:

@@ -19,6 +19,7 @@ from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
 from dashboard.runs import generating, selectors
 from dashboard.runs.models import ENDED, RankInfo, Run
+from dashboard.runs.reads import read_by
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.stats import Stats
@@ -91,6 +92,7 @@ def summarise(run: Run) -> dict[str, Any]:
     - final_loss: the last loss; None if it is not finite.
     - held_out: {step, loss} of the last evaluation of held-out samples, and `best`, the same of that with the lowest
       loss; None if there was none, or if the last one is not finite.
+    - reads: see `read_by`.
     - params_total: number of parameters.
     """
     timed = selectors.timed(run)
@@ -108,6 +110,7 @@ def summarise(run: Run) -> dict[str, Any]:
         **_conditions(run, infos),
         "final_loss": _final_loss(run),
         "held_out": _held_out(run),
+        "reads": read_by(run),
         "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
     }
 

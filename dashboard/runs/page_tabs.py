@@ -26,6 +26,7 @@ from dashboard.runs import (
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_tiles import memory_limit
+from dashboard.runs.reads import read_sentence
 from dashboard.runs.spreading import devices_of, hosts_of
 from parallel_core.analysis.host_drift import contention_text
 from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text
@@ -78,7 +79,8 @@ def _memory(asked: _Asked) -> dict[str, Any]:
 
 def _ranks(asked: _Asked) -> dict[str, Any]:
     run = asked.run
-    sentences = {"equal": equal_sentence(run), "pace": pace_sentence(run), "paces": run.summary.get("references")}
+    sentences = {"equal": equal_sentence(run), "read": read_sentence(run)}
+    sentences |= {"pace": pace_sentence(run), "paces": run.summary.get("references")}
     rows = rank_rows(run)
     seen_in = run.ended_at is None or any(row["progress"].get("op") for row in rows)
     return {"profiles": profiles.listed(run), "ranks": rows, "seen_in": seen_in, **sentences}

@@ -53,9 +53,8 @@ class Files:
 
     @classmethod
     def of(cls, fleet: FleetSnapshot) -> Files:
-        """Of the whole fleet. Of files with the same name but different sizes, counts the one that most reporting
-        workers have; so of weights with the same name but another model, or
-        other values."""
+        """Of the whole fleet. Of files with the same name but different sizes or content, counts the one that most
+        reporting workers have; so of weights with the same name but another model, or other values."""
         fleet = fleet.whole
         fresh, workers = {worker.name for worker in fleet.reporting}, fleet.every
         files: dict[str, list[tuple[Any, str]]] = {}
@@ -143,7 +142,7 @@ def _holders_of_usual(have: Mapping[str, list[tuple[Any, str]]], fresh: Collecti
 
 def _sizes(kind: str, file: Mapping[str, Any]) -> tuple[Any, ...]:
     """What of a file's entry tells it from others of its name."""
-    return tuple(file[name] for name in _TELLING[kind])
+    return *(file[name] for name in _TELLING[kind]), file.get("values")
 
 
 def _corpus(spec: Mapping[str, Any]) -> tuple[str, str]:

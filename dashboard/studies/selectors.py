@@ -13,6 +13,7 @@ from dashboard.runs.places import Place, places_of
 from dashboard.studies import by_loss, excluded, peaks
 from dashboard.studies.by_loss import Ranking
 from dashboard.studies.comparability import same_updates
+from dashboard.studies.contents import told_apart
 from dashboard.studies.entries import Setting, drift_of, entry_of, own_step, shared_room, waits_of
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Losses, losses_of
@@ -40,7 +41,7 @@ def overview(
     if not every:
         return Overview([], None, None)
     base = next((run for run in every if baseline and run.pk == baseline.pk), None) or _default_baseline(every)
-    specs = {run.pk: RunSpec.stored(run.spec) for run in every}
+    specs = told_apart({run.pk: RunSpec.stored(run.spec) for run in every}, every)
     losses = losses_of(every) if details else Losses()
     labels = labels_of(every, specs)
     setting = _setting(base, every, specs, details, places_of(every) if places is None else places)

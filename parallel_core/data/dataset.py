@@ -32,6 +32,9 @@ class Dataset(Protocol):
     def count(self, numbers: np.ndarray) -> int:
         """Returns how many targets of these samples count."""
 
+    def content(self) -> str:
+        """Returns 16 hexadecimal digits that tell these data from others of the same name (`content.fingerprint`)."""
+
     def hold_out(self, samples: int) -> HeldOut:
         """Returns the last `samples`, none of which overlap. Raises CorpusError where none would be left to train."""
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from parallel_core import limits
 from parallel_core.atomic_file import whole_file
+from parallel_core.data.content import fingerprint
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.file_listing import MOST_LISTED, Known, Listing, path_of
 from parallel_core.data.file_listing import listing as listing_of
@@ -47,6 +48,10 @@ class ImageFile(NamedTuple):
     classes: int
     mean: np.ndarray
     deviation: np.ndarray
+
+    def content(self) -> str:
+        """Returns 16 hexadecimal digits of what is in it."""
+        return fingerprint(self.labels, self.pixels)
 
 
 class Shape(NamedTuple):
@@ -140,7 +145,7 @@ def _entry(name: str, folder: Path) -> dict[str, Any]:
     found = open(name, folder)
     count, channels, height, width = found.pixels.shape
     sizes = {"images": count, "height": height, "width": width, "channels": channels}
-    return {"name": name, **sizes, "classes": found.classes}
+    return {"name": name, **sizes, "classes": found.classes, "values": found.content()}
 
 
 def pack(parts: Iterable[np.ndarray], labels: np.ndarray, target: Path) -> Shape:
@@ -225,6 +230,9 @@ class FileImages:
     def count(self, numbers: np.ndarray) -> int:
         """Returns one target per image."""
         return len(numbers)
+
+    def content(self) -> str:
+        return self._file.content()
 
     def hold_out(self, samples: int) -> HeldOut:
         return last_samples(self.length, samples, "images")

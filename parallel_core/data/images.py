@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from parallel_core.data.content import fingerprint
 from parallel_core.data.held_out import HeldOut, last_samples
 
 SIDE, WHITE = 8, 16.0
@@ -58,6 +59,9 @@ class Images:
     def count(self, numbers: np.ndarray) -> int:
         """Returns one target per image."""
         return len(numbers)
+
+    def content(self) -> str:
+        return fingerprint(*map(np.ascontiguousarray, digits()))
 
     def hold_out(self, samples: int) -> HeldOut:
         return last_samples(self.length, samples, "images")

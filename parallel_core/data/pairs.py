@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from parallel_core.data.content import fingerprint
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.held_out import HeldOut, last_samples
 from parallel_core.outline.gnmt import MARKS
@@ -79,6 +80,9 @@ class Pairs:
     def count(self, numbers: np.ndarray) -> int:
         """Returns the number of target words, end tokens included."""
         return int((self._targets[numbers] >= 0).sum())
+
+    def content(self) -> str:
+        return fingerprint(np.frombuffer(repr(sentences()).encode(), np.uint8))
 
     def hold_out(self, samples: int) -> HeldOut:
         return last_samples(self.length, samples, "sentence pairs")

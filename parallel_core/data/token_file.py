@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.atomic_file import whole_file
+from parallel_core.data.content import fingerprint
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.file_listing import MOST_LISTED, Known, Listing, path_of
 from parallel_core.data.file_listing import listing as listing_of
@@ -54,13 +55,13 @@ def open(name: str, folder: Path | None) -> tuple[np.ndarray, int]:
 
 
 def listing(folder: Path, known: Known) -> Listing:
-    """Returns {name, tokens, vocab} of token files of a data folder, at most MOST_LISTED: `file_listing.listing`."""
+    """Returns {name, tokens, vocab, values} of a folder's token files, at most MOST_LISTED: `file_listing.listing`."""
     return listing_of(folder, known, "tokens", _entry, MOST_LISTED)
 
 
 def _entry(name: str, folder: Path) -> dict[str, Any]:
     tokens, vocab = open(name, folder)
-    return {"name": name, "tokens": len(tokens), "vocab": vocab}
+    return {"name": name, "tokens": len(tokens), "vocab": vocab, "values": fingerprint(tokens)}
 
 
 def pack(source: Path, item: int, vocab: int, name: str, folder: Path) -> int:

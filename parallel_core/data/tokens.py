@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from parallel_core.data.content import fingerprint
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.held_out import HeldOut, last_sequences
 
@@ -30,6 +31,9 @@ class Windows:
     def count(self, numbers: np.ndarray) -> int:
         """Returns the number of targets: every token is one."""
         return len(numbers) * (len(self._window) - 1)
+
+    def content(self) -> str:
+        return fingerprint(self._tokens)
 
     def hold_out(self, samples: int) -> HeldOut:
         return last_sequences(len(self._tokens), len(self._window) - 1, samples)

@@ -26,11 +26,11 @@ from parallel_core.engine import checkpoint, llama, storage
 from parallel_core.engine.device import Device, disable_cudnn_attention, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined, wait_for_all
 from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.inputs import require_same_weights
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.relay import Relay
 from parallel_core.engine.reporter import Reporter
-from parallel_core.engine.same_weights import require_same
 from parallel_core.engine.stage import Stage
 from parallel_core.generation_request import texts_of
 from parallel_core.launch import GenerationRequest
@@ -306,7 +306,7 @@ def run_rank(
     with joined():
         generator = Generator(spec, rank, groups, device, path, partial(progress.at, -1, "loading"), progress.moved)
         if spec.train.weights:
-            require_same(groups.store, rank, path)
+            require_same_weights(groups.store, rank, path)
         device.forget_memory_peak()  # what connecting took for a moment: first messages of every size
         report = Reporter(spec, rank, sink, device)
         report.hello(generator.flat, generator.units, Layout.of(spec))

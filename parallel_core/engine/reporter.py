@@ -102,7 +102,11 @@ class Reporter:
         self._references: list[float] = []
         self._company: list[float] = []
 
-    def hello(self, flat: FlatParameters, units: tuple[str, ...], layout: Layout) -> None:
+    def hello(
+        self, flat: FlatParameters, units: tuple[str, ...], layout: Layout, reads: Mapping[str, str] | None = None
+    ) -> None:
+        """`reads`: the content of what the run reads (`inputs.reads`), on rank 0."""
+        told: dict[str, Any] = {"reads": dict(reads)} if reads else {}
         place, params = layout.coords(self._rank), sum(slot.parameter.numel() for slot in flat)
         where = f"rank {self._rank}: stage {place.place}, replica {place.replica}, tensor {place.tensor}"
         log.info("%s; %d layers, %d parameters on %s", where, len(units), params, self._device.name)
@@ -120,6 +124,7 @@ class Reporter:
             params=params,
             units=list(units),
             **self._waits(),
+            **told,
         )
 
     def profiled(self, step: int, scope: Scope) -> AbstractContextManager[None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch.distributed as dist
 
@@ -14,11 +16,11 @@ from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.device import Device, disable_cudnn, open_device, use_deterministic_algorithms
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined
 from parallel_core.engine.fingerprint import Fingerprints
+from parallel_core.engine.inputs import reads, require_expected, require_same_corpus, require_same_weights
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.peak import of_gpu
 from parallel_core.engine.rehearsal import is_due, rehearse
 from parallel_core.engine.reporter import Reporter
-from parallel_core.engine.same_weights import require_same
 from parallel_core.engine.step_meter import StepMeter
 from parallel_core.engine.trainer import Trainer
 from parallel_core.engine.training_loop import TrainingLoop, finish
@@ -40,8 +42,10 @@ def run_rank(
     progress: Progress,
     corpus_cache: Path | None = None,
     saves: CheckpointConfig | None = None,
+    expects: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Trains to the last step, from step 0 or from a checkpoint. `saves` None: saves nothing, and SIGTERM kills.
+    `expects`: what it has to read, where that is known (`inputs.require_expected`).
 
     Raises Stopped if it saved and ended on SIGTERM before its last step was done. Other exceptions are faults, which
     the caller reports. At its time limit it saves and returns; a record (`early_end`) tells.
@@ -57,9 +61,13 @@ def run_rank(
         progress.at(-1, "building")
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
         report.meter = StepMeter(trainer.recorder, rank, trainer.layout)
-        report.hello(trainer.flat, trainer.units, trainer.layout)
-        first, saver = _load(trainer, saves, corpus_cache, sink, groups)
-        _prepare(trainer, first, saver is not None, groups.store if rendezvous.node is not None else None)
+        between_hosts = groups.store if rendezvous.node is not None else None
+        weights = _weights(spec, saves, corpus_cache)
+        found = _inputs(trainer, weights, between_hosts)
+        report.hello(trainer.flat, trainer.units, trainer.layout, found if rank == 0 else {})
+        require_expected(spec.train, found, expects)
+        first, saver = _load(trainer, saves, weights, sink, groups)
+        _prepare(trainer, first, saver is not None, between_hosts)
         if first == spec.train.steps:
             _end(trainer, report, saver)
             return
@@ -98,18 +106,33 @@ def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None
     trainer.device.forget_memory_peak()
 
 
+def _weights(spec: RunSpec, saves: CheckpointConfig | None, data: Path | None) -> Path | None:
+    """The folder of weights in the folder `data` from which the run begins; None if it begins from none."""
+    resumes = saves is not None and saves.resume is not None
+    return llama_weights.path_of(spec.train.weights, data) if spec.train.weights and not resumes else None
+
+
+def _inputs(trainer: Trainer, weights: Path | None, between_hosts: dist.Store | None) -> dict[str, str]:
+    """What the run reads, on rank 0 and, where it has other hosts (a store `between_hosts`), on every rank; else {}."""
+    if trainer.rank != 0 and between_hosts is None:
+        return {}
+    found = reads(trainer.reader.sampler.dataset, weights)
+    if between_hosts is not None:
+        require_same_corpus(between_hosts, trainer.rank, trainer.spec.train, found)
+    return found
+
+
 def _load(
-    trainer: Trainer, saves: CheckpointConfig | None, data: Path | None, sink: Sink, groups: Groups
+    trainer: Trainer, saves: CheckpointConfig | None, weights: Path | None, sink: Sink, groups: Groups
 ) -> tuple[int, checkpoint.Saver | None]:
-    """Loads the checkpoint to resume from, if any, or else the weights in the folder `data` that the spec names, if it
-    names any; returns (the first step to train, the saver or None)."""
-    first, weights = 0, trainer.spec.train.weights
+    """Loads the checkpoint to resume from, if any, or else the `weights`, if any; returns (the first step to train, the
+    saver or None)."""
+    first = 0
     if saves is not None and saves.resume is not None:
         first = checkpoint.load(trainer, saves.resume, saves.run)
-    elif weights:
-        path = llama_weights.path_of(weights, data)
-        checkpoint.load_weights(trainer, path)
-        require_same(groups.store, trainer.rank, path)
+    elif weights is not None:
+        checkpoint.load_weights(trainer, weights)
+        require_same_weights(groups.store, trainer.rank, weights)
     if saves is None:
         return first, None
     saver = checkpoint.Saver(trainer, saves, sink, groups.world)

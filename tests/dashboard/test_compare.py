@@ -236,3 +236,16 @@ def test_scaling_is_not_judged_of_other_work_or_machines(reader: Client, alice: 
 def test_empty_lists_of_a_spec_are_none(reader: Client) -> None:
     found, _ = compare.differences([spec(), spec(trace={"profile_steps": [8, 9]})])
     assert [d.values for d in found] == [["none", "8, 9"]]
+
+
+def test_files_of_one_name_with_other_content_are_not_the_same_data(reader: Client, alice: Any) -> None:
+    runs = [factory.finished(alice, {"dp": dp}) for dp in (1, 2, 1)]
+    page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}")
+    assert "Not like for like" not in page.content.decode()
+    for run, digits in zip(runs, ("aaaaaaaabbbbbbbb", "ccccccccdddddddd", "aaaaaaaabbbbbbbb"), strict=True):
+        run.summary = {**run.summary, "reads": {"corpus": digits}}
+        run.save()
+    text = reader.get(f"/compare/?runs={runs[0].pk},{runs[1].pk}").content.decode()
+    assert "Not like for like: data stdlib (content aaaaaaaa) against stdlib (content cccccccc)." in text
+    assert "Losses differ by at most" not in text
+    assert "Not like for like" not in reader.get(f"/compare/?runs={runs[0].pk},{runs[2].pk}").content.decode()

@@ -62,6 +62,9 @@ def test_a_token_file_that_two_workers_have_is_read_on_both(two_hosts: None, ali
     Worker.objects.filter(name="other").update(token_files=[{**file, "tokens": 77}])  # another file of the same name
     found = submission.assess(spec(4, corpus="tokens:web.bin"))
     assert not found.errors and set(found.hosts) == {"yard-a", "yard-b"}
+    Worker.objects.exclude(name="other").update(token_files=[{**file, "values": "a"}])
+    Worker.objects.filter(name="other").update(token_files=[{**file, "values": "b"}])  # the same size, other tokens
+    assert set(submission.assess(spec(4, corpus="tokens:web.bin")).hosts) == {"yard-a", "yard-b"}
     run = services.submit(owner=alice, spec=found.spec.model_dump(mode="json") if found.spec else {})
     (request,) = asking.requests([run])
     assert request.needs == ("yard-a", "yard-b") and not request.alone

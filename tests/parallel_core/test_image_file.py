@@ -141,7 +141,9 @@ def test_a_data_folder_lists_its_whole_files(tmp_path: Path) -> None:
     packed(tmp_path)
     (tmp_path / "torn.images").write_bytes((tmp_path / "pets.images").read_bytes()[:-3])
     entry = {"name": "pets", "images": COUNT, "height": 8, "width": 8, "channels": 3, "classes": 5}
-    assert image_file.listing(tmp_path, {}) == ([entry], 0)
+    (found,), more = image_file.listing(tmp_path, {})
+    assert {name: value for name, value in found.items() if name != "values"} == entry and not more
+    assert found["values"] == open_dataset(spec_of(), tmp_path).content()
     with pytest.raises(CorpusError, match=r"cats\.images is not in this worker's data folder; .* `pack-images`"):
         open_dataset(spec_of("images:cats"), tmp_path)
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from parallel_core.cli import main
 from parallel_core.data import token_file
+from parallel_core.data.content import fingerprint
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
@@ -107,7 +108,8 @@ def test_a_data_folder_lists_its_whole_files(tmp_path: Path) -> None:
     pack(raw(tmp_path), 2, 1000, "web", tmp_path)
     (tmp_path / "torn.tokens").write_bytes((tmp_path / "web.tokens").read_bytes()[:-3])
     (tmp_path / "of two words.tokens").write_bytes((tmp_path / "web.tokens").read_bytes())  # no spec can name it
-    assert token_file.listing(tmp_path, {}) == ([{"name": "web", "tokens": 5000, "vocab": 1000}], 0)
+    content = fingerprint(IDS.astype("<u2"))
+    assert token_file.listing(tmp_path, {}) == ([{"name": "web", "tokens": 5000, "vocab": 1000, "values": content}], 0)
     assert token_file.listing(tmp_path / "nowhere", {}) == ([], 0)
 
 

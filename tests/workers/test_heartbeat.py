@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from parallel_core.data import image_file, token_file
+from parallel_core.data.content import fingerprint
 from workers import heartbeat
 from workers.contract import HEARTBEAT_S, LEASE_S
 from workers.heartbeat import Heartbeat
@@ -29,6 +30,9 @@ class Counting(Heartbeat):
 
     def _beat(self) -> None:
         self.beats.release()
+
+
+TALE = {"name": "tale", "tokens": 4, "vocab": 10, "values": fingerprint(np.zeros(4, "<u2"))}
 
 
 def test_pokes_do_not_put_off_the_next_beat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +77,7 @@ def test_a_beat_reads_no_token_file_because_their_disk_may_not_answer(
         raise AssertionError("a heartbeat read token files")
 
     monkeypatch.setattr(token_file, "listing", stalled)
-    assert worker.heartbeat.body()["token_files"] == [{"name": "tale", "tokens": 4, "vocab": 10}]
+    assert worker.heartbeat.body()["token_files"] == [TALE]
 
 
 def test_a_beat_before_token_files_were_listed_says_nothing_of_them(tmp_path: Path) -> None:
@@ -92,14 +96,15 @@ def test_a_beat_names_the_image_files(tmp_path: Path) -> None:
     image_file.pack([np.zeros((2, 3, 8, 8), np.uint8)], np.array([0, 4]), worker.settings.corpora / "pets.images")
     worker.token_files.look()
     body = worker.heartbeat.body()
-    sizes = {"images": 2, "height": 8, "width": 8, "channels": 3, "classes": 5}
+    sizes: dict[str, Any] = {"images": 2, "height": 8, "width": 8, "channels": 3, "classes": 5}
+    sizes |= {"values": fingerprint(np.array([0, 4], "<u4"), np.zeros((2, 3, 8, 8), np.uint8))}
     assert (body["image_files"], body["more_image_files"]) == ([{"name": "pets", **sizes}], 0)
     assert body["token_files"] == []
 
 
 def test_token_files_stay_known_while_their_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = TokenFiles(tmp_path)
-    files.known = listed = token_file.Listing([{"name": "tale", "tokens": 4, "vocab": 10}], 0)
+    files.known = listed = token_file.Listing([TALE], 0)
 
     def failing(*_: Any) -> Any:
         raise OSError("stale file handle")
