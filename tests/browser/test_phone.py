@@ -20,12 +20,13 @@ LINES = """(line) => {
     const box = part.getBoundingClientRect(), dot = getComputedStyle(part, "::before");
     const dotted = dot.content.includes("·") ? box.left + parseFloat(dot.left) + parseFloat(dot.width) : Infinity;
     if (box.left <= before) rows.push([]);
-    rows.at(-1).push(dotted <= left);
+    rows.at(-1).push(part.matches(".part") ? dotted <= left : null);
     before = box.left;
   }
   return rows;
 }"""
-"""For each line of an element's parts: whether the dot of each part is left of the element."""
+"""For each line of an element's parts: whether the dot of each part is left of the element; null for the badge and for
+tags, which have none."""
 
 
 def test_no_line_below_the_name_of_a_run_begins_or_ends_with_a_dot(
@@ -39,7 +40,7 @@ def test_no_line_below_the_name_of_a_run_begins_or_ends_with_a_dot(
     assert line.evaluate("(line) => getComputedStyle(line).overflowX") == "clip"
     first, *others = line.evaluate(LINES)
     assert not any(first) and others, "the badge begins the first line, and there are more"
-    assert all(outside is (i == 0) for row in others for i, outside in enumerate(row))
+    assert all(outside in (i == 0, None) for row in others for i, outside in enumerate(row))
 
 
 CLICKS_MS = 700  # longer than doubleClickDelay of static/js/charts.js
