@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from parallel_core.checkpoint.cover import covers
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 from parallel_core.untrusted import PARSE_ERRORS
@@ -21,6 +22,8 @@ FILE = "manifest.json"
 NOT_OF_WEIGHTS = ("train.precision", "train.optimizer", "train.momentum", "model.dropout", "model.attention")
 """Fields that a run which starts from parameter values alone may set freely: no parameter depends on them."""
 _NAME = re.compile(r"^rank-\d+\.bin$")
+MOST_DIMENSIONS = 8
+"""The most of a tensor; a convolution's weight has four."""
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -248,6 +251,8 @@ def parse_stored(raw: Mapping[str, Any]) -> Stored:
         for p in raw["pieces"]
     )
     shape = _sizes(raw["shape"])
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"a shape of {len(shape)} dimensions")
     if odd := next((p for p in pieces if not len(p.offsets) == len(p.sizes) == len(shape)), None):
         raise ValueError(f"a piece of {odd.sizes} at {odd.offsets} of shape {shape}")
     return Stored(raw["dtype"], shape, pieces)
@@ -284,10 +289,9 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
         if found != size:
             raise CheckpointError(f"The checkpoint {folder} is damaged: {name} has {found} bytes instead of {size}.")
     for name, stored in manifest.tensors.items():
-        if sum(piece.elements for piece in stored.pieces) != math.prod(stored.shape):
-            raise CheckpointError(f"The checkpoint {folder} is damaged: its pieces do not cover {name}.")
+        if not covers(stored.shape, ((piece.offsets, piece.sizes) for piece in stored.pieces)):
+            raise CheckpointError(f"The checkpoint {folder} is damaged: its pieces do not cover {name} once.")
         for piece in stored.pieces:
             end = piece.start + piece.elements * stored.item
-            inside = all(at + n <= full for at, n, full in zip(piece.offsets, piece.sizes, stored.shape, strict=True))
-            if not inside or piece.start < 0 or end > manifest.files.get(piece.file, -1):
+            if piece.start < 0 or end > manifest.files.get(piece.file, -1):
                 raise CheckpointError(f"The checkpoint {folder} is damaged: {name} lies outside {piece.file}.")

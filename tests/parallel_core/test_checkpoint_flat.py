@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.cover import covers
 from parallel_core.engine import storage
 from parallel_core.engine.shares import Box, Share, boxes, split
 
@@ -52,3 +53,28 @@ def test_flat_pieces_of_several_ranks_are_read_as_columns(
     path = folders.path_of(folder, 1)
     storage.load({"mean/x": mine}, path, manifests.read(path))
     assert torch.equal(out, full[:, first : first + width])
+
+
+@settings(deadline=None)
+@given(shape=st.lists(st.integers(1, 3), max_size=3), data=st.data())
+def test_pieces_cover_a_tensor_if_they_hold_each_element_once(shape: list[int], data: st.DataObject) -> None:
+    """Of up to four boxes that begin anywhere in it, some end outside, or are empty."""
+    ends = [st.tuples(st.integers(0, n), st.integers(0, n)) for n in shape]
+    drawn = data.draw(st.lists(st.tuples(*ends), max_size=4))
+    found = [(tuple(at for at, _ in box), tuple(size for _, size in box)) for box in drawn]
+    counts = np.zeros([2 * n for n in shape], int)
+    for offsets, sizes in found:
+        counts[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))] += 1
+    inside = np.zeros_like(counts)
+    inside[tuple(slice(n) for n in shape)] = 1
+    assert covers(shape, found) is bool((counts == inside).all() and all(math.prod(sizes) for _, sizes in found))
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_what_replicas_cut_flat_covers_the_tensor(parts: int) -> None:
+    shape, size = (4, 3, 2), 24
+    edges = [size * part // parts for part in range(parts + 1)]
+    cut = [box for start, stop in pairwise(edges) for box in boxes(shape, start, stop)]
+    assert covers(shape, cut)
+    assert not covers(shape, cut[1:])
+    assert not covers(shape, [*cut[1:], cut[-1]])

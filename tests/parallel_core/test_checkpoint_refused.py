@@ -59,6 +59,12 @@ def _sealed(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
     file.write_text(json.dumps(raw | {"digest": manifests._digest(raw)}))
 
 
+def _signed(folder: Path, piece: dict[str, Any], item: int) -> dict[str, Any]:
+    """A piece of elements of `item` bytes, with the sha256 of its bytes in the file."""
+    data = (folder / piece["file"]).read_bytes()[piece["start"] :][: math.prod(piece["sizes"]) * item]
+    return piece | {"sha256": hashlib.sha256(data).hexdigest()}
+
+
 def test_a_truncated_file_is_named(spoilt: Path) -> None:
     data = (spoilt / "rank-0.bin").read_bytes()
     (spoilt / "rank-0.bin").write_bytes(data[:-8])
@@ -118,6 +124,39 @@ def test_a_piece_of_other_dimensions_is_refused(spoilt: Path) -> None:
 
     _sealed(spoilt, flat)
     assert "a piece of (64, 32) at (0,) of shape (64, 32)" in str(refusal(spoilt))
+
+
+def test_pieces_that_overlap_are_refused(spoilt: Path) -> None:
+    """Their sizes add up to the tensor's. Half of it was left as it happened to be."""
+
+    def doubled(raw: dict[str, Any]) -> dict[str, Any]:
+        (whole,) = raw["tensors"]["value/embed.token.weight"]["pieces"]
+        half = _signed(spoilt, whole | {"sizes": [32, 32]}, 4)
+        raw["tensors"]["value/embed.token.weight"]["pieces"] = [half, half]
+        return raw
+
+    _sealed(spoilt, doubled)
+    assert "its pieces do not cover value/embed.token.weight once" in str(refusal(spoilt))
+
+
+def test_an_empty_piece_is_refused(spoilt: Path) -> None:
+    def first(raw: dict[str, Any]) -> dict[str, Any]:
+        pieces = raw["tensors"]["value/embed.token.weight"]["pieces"]
+        pieces.insert(0, pieces[0] | {"sizes": [0, 32], "sha256": hashlib.sha256().hexdigest()})
+        return raw
+
+    _sealed(spoilt, first)
+    assert "its pieces do not cover value/embed.token.weight once" in str(refusal(spoilt))
+
+
+def test_a_shape_of_too_many_dimensions_is_refused(spoilt: Path) -> None:
+    def deep(raw: dict[str, Any]) -> dict[str, Any]:
+        pieces = [{"file": "rank-0.bin", "start": 0, "offsets": [0] * 64, "sizes": [1] * 64, "sha256": ""}]
+        raw["tensors"]["value/a"] = {"dtype": "float32", "shape": [1] * 64, "pieces": pieces}
+        return raw
+
+    _sealed(spoilt, deep)
+    assert "a shape of 64 dimensions" in str(refusal(spoilt))
 
 
 def test_another_models_checkpoint_is_refused_field_by_field(whole: Path) -> None:
