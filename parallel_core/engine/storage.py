@@ -114,11 +114,11 @@ def _append(out: BinaryIO, at: int, data: memoryview, tell: Callable[[], None]) 
 def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Callable[[], None] = no_progress) -> None:
     """Fills the memory of `shares` from the checkpoint in `folder`, under whatever layout it was written.
 
-    `tell` is called once per saved piece. Raises CheckpointError where a tensor is missing, has another shape or
-    type, or does not match its sha256.
+    `tell` is called once per saved piece. Raises CheckpointError where a tensor is missing, has another shape or type
+    (values alone may become numbers of another type), or does not match its sha256.
     """
     for name, share in shares.items():
-        _require(name, share, manifest.tensors.get(name))
+        _require(name, share, manifest.tensors.get(name), converts=manifest.weights_only)
     planner = _LoadPlanner(**_PLAIN)
     planner.set_up_planner(dict(shares), _metadata({name: manifest.tensors[name] for name in shares}))
     wanted: dict[tuple[str, torch.Size], list[ReadItem]] = defaultdict(list)
@@ -136,13 +136,16 @@ def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Ca
             target.copy_(saved[tuple(slice(at, at + size) for at, size in ranges)])
 
 
-def _require(name: str, share: Share, stored: Stored | None) -> None:
+def _require(name: str, share: Share, stored: Stored | None, *, converts: bool) -> None:
     if stored is None:
         raise CheckpointError(f"The checkpoint has no {name}.")
     if tuple(share.size()) != stored.shape:
         raise CheckpointError(
             f"The checkpoint's {name} has shape {stored.shape}; the model's has {tuple(share.size())}."
         )
+    types = {str(memory.dtype).removeprefix("torch.") for _, memory in share.parts()}
+    if not converts and types - {stored.dtype}:
+        raise CheckpointError(f"The checkpoint's {name} is of type {stored.dtype}; the model's of {types.pop()}.")
 
 
 def _metadata(tensors: Mapping[str, Stored]) -> Metadata:

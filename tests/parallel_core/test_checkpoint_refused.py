@@ -159,6 +159,20 @@ def test_a_shape_of_too_many_dimensions_is_refused(spoilt: Path) -> None:
     assert "a shape of 64 dimensions" in str(refusal(spoilt))
 
 
+def test_numbers_of_another_type_are_refused(spoilt: Path) -> None:
+    """All else about them is right: they were read as such, and converted."""
+
+    def narrow(raw: dict[str, Any]) -> dict[str, Any]:
+        stored = raw["tensors"]["mean/embed.token.weight"]
+        pieces = [_signed(spoilt, piece, 2) for piece in stored["pieces"]]
+        raw["tensors"]["mean/embed.token.weight"] = stored | {"dtype": "bfloat16", "pieces": pieces}
+        return raw
+
+    _sealed(spoilt, narrow)
+    told = "mean/embed.token.weight is of type bfloat16; the model's of float32"
+    assert told in str(refusal(spoilt))
+
+
 def test_another_models_checkpoint_is_refused_field_by_field(whole: Path) -> None:
     error = refusal(folders.path_of(whole, SAVED), spec_of({"hidden": 64, "tied": True}, {"precision": "fp64"}))
     assert set(error.fields) == {"model.hidden", "model.tied", "train.precision"}
