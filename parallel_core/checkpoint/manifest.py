@@ -235,11 +235,17 @@ def _parse(raw: dict[str, Any]) -> Manifest:
         run=int(raw["run"]),
         attempt=int(raw["attempt"]),
         spec=_sections(raw["spec"]),
-        scalars={str(name): float(value) for name, value in raw["scalars"].items()},
+        scalars={str(name): _finite(value) for name, value in raw["scalars"].items()},
         tensors={str(name): parse_stored(entry) for name, entry in raw["tensors"].items()},
         files={_plain(name): int(size) for name, size in raw["files"].items()},
-        held_out=None if raw.get("held_out") is None else float(raw["held_out"]),
+        held_out=None if raw.get("held_out") is None else _finite(raw["held_out"]),
     )
+
+
+def _finite(raw: Any) -> float:
+    if not math.isfinite(number := float(raw)):
+        raise ValueError(f"number {number}")
+    return number
 
 
 def parse_stored(raw: Mapping[str, Any]) -> Stored:

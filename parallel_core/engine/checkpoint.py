@@ -296,7 +296,10 @@ def load(trainer: Trainer, path: Path, run: int = 0) -> int:
             storage.load(of_kind, path, manifest, tell)
         return manifest.step
     storage.load(shares, path, manifest, tell)
-    trainer.load_scalars(manifest.scalars)
+    try:
+        trainer.load_scalars(manifest.scalars)
+    except KeyError as error:
+        raise CheckpointError(f"The checkpoint has no {error.args[0]}.") from error
     return manifest.step
 
 

@@ -173,6 +173,21 @@ def test_numbers_of_another_type_are_refused(spoilt: Path) -> None:
     assert told in str(refusal(spoilt))
 
 
+@pytest.mark.parametrize("name", ["steps", "loss_scale.good"])
+def test_a_scalar_that_is_no_number_is_refused(spoilt: Path, name: str) -> None:
+    _sealed(spoilt, lambda raw: raw | {"scalars": raw["scalars"] | {name: math.nan}})
+    assert "lacks or spoils number nan" in str(refusal(spoilt))
+
+
+def test_a_scalar_that_is_missing_is_named(spoilt: Path) -> None:
+    def without(raw: dict[str, Any]) -> dict[str, Any]:
+        del raw["scalars"]["loss_scale.good"]
+        return raw
+
+    _sealed(spoilt, without)
+    assert "The checkpoint has no loss_scale.good." in str(refusal(spoilt))
+
+
 def test_another_models_checkpoint_is_refused_field_by_field(whole: Path) -> None:
     error = refusal(folders.path_of(whole, SAVED), spec_of({"hidden": 64, "tied": True}, {"precision": "fp64"}))
     assert set(error.fields) == {"model.hidden", "model.tied", "train.precision"}
