@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import parallel_core
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.evaluation import Evaluated
+from parallel_core.engine.fingerprint import Print
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.reference_probe import ProbeReading
 from parallel_core.engine.reporter import Reporter, StepTimes
@@ -36,11 +39,33 @@ def test_all_series_that_a_rank_emits_are_listed(rank: int, listed: set[str], tm
 
 
 def _held() -> int:
-    """Bytes that the engine's own lines have allocated: what tests before this one left may grow meanwhile."""
+    """Bytes that lines of the engine and of this file have allocated: what tests before this one left may grow
+    meanwhile.
+    """
     gc.collect()
-    lines = tracemalloc.Filter(True, str(Path(parallel_core.__file__).parent / "*"))
-    own = tracemalloc.take_snapshot().filter_traces([lines])
+    lines = [tracemalloc.Filter(True, name) for name in (str(Path(parallel_core.__file__).parent / "*"), __file__)]
+    own = tracemalloc.take_snapshot().filter_traces(lines)
     return sum(each.size for each in own.statistics("filename"))
+
+
+def _left(report: Reporter, add: Callable[[int], object]) -> int:
+    """Bytes that 2000 calls of `add` leave in memory, behind 1000 others."""
+    tracemalloc.start()
+    try:
+        for step in range(3000):
+            if step == 1000:
+                report.flush(whole=True)
+                before = _held()
+            add(step)
+        report.flush(whole=True)
+        after = _held()
+    finally:
+        tracemalloc.stop()
+    return after - before
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    return next(frame.header for frame in read_stream(folder, 1) if frame.kind == "summary")
 
 
 def test_a_step_leaves_only_its_seconds_in_memory(tmp_path: Path) -> None:
@@ -48,18 +73,27 @@ def test_a_step_leaves_only_its_seconds_in_memory(tmp_path: Path) -> None:
     split = {"pp": 2, "schedule": "1f1b-stash", "micro_batches": 2}
     spec = RunSpec.model_validate({"parallel": split, "train": {"clip": "stage"}})
     report, times = Reporter(spec, 1, FileSink(tmp_path, 1), CpuDevice()), StepTimes(0)
-    tracemalloc.start()
-    try:
-        for step in range(3000):
-            if step == 1000:
-                report.flush(whole=True)
-                before = _held()
-            report.step(step, [], times.ended(), Staleness(step / 7, step), 1e-3, last=False)
-        report.flush(whole=True)
-        after = _held()
-    finally:
-        tracemalloc.stop()
-    assert after - before < 2000 * 16
+
+    def add(step: int) -> None:
+        report.step(step, [], times.ended(), Staleness(step / 7, step), 1e-3, last=False)
+
+    assert _left(report, add) < 2000 * 16
     report.summary(times, None, None, 3000)
-    summary = next(frame.header for frame in read_stream(tmp_path, 1) if frame.kind == "summary")
-    assert summary["staleness"] == {"mean": pytest.approx(2999 / 14), "max": 2999}
+    assert _summary(tmp_path)["staleness"] == {"mean": pytest.approx(2999 / 14), "max": 2999}
+
+
+def test_a_check_and_a_reference_work_leave_only_their_seconds_in_memory(tmp_path: Path) -> None:
+    """The summary is of all of them."""
+    report, times = Reporter(RunSpec(), 1, FileSink(tmp_path, 1), CpuDevice()), StepTimes(0)
+    times.ended()
+
+    def add(step: int) -> None:
+        report.fingerprint(Print(step, 1, 2, seconds=float(step)))
+        report.reference(step, ProbeReading(together=1 + step / 3000, alone=2.0, lasted=2.0))
+
+    assert _left(report, add) < 2000 * 3 * 16
+    report.summary(times, None, None, 3000)
+    found, mean = _summary(tmp_path), 1 + 2999 / 6000
+    assert (found["fingerprint"]["checks"], found["fingerprint"]["seconds"]) == (3000, 1499.5)
+    company = {"company": pytest.approx(mean / 2), "alone": 3000}
+    assert found["reference"] == {"seconds": pytest.approx(mean), "times": 3000, **company}
