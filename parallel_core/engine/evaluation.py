@@ -73,6 +73,7 @@ class Evaluation:
             loss += part
             if stops and not to_its_end and number + 1 < self._batches.rounds:
                 raise BrokenOff
+        self._trainer.progress.at(step, "work after an evaluation")  # else a fault in a save would be said to be in it
         return Evaluated(step, loss, time.perf_counter() - began)
 
 

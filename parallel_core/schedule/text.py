@@ -39,16 +39,19 @@ WORDS = {
     Kind.SETUP: "set up",
     Kind.STEP: "step",
 }
-_SPELT = re.compile(r"(\d+)([A-Z_]+)(\d*)")
+_SPELT = re.compile(r"(\d+)([A-Z_]+)(\d*)( of .*)?")
 
 
 def spoken(op: str) -> str:
-    """An operation as `str(Op)` writes it, in words: `1F3` is `forward 3 of stage 1`; other text stays unchanged."""
+    """An operation as `str(Op)` writes it, in words: `1F3` is `forward 3 of stage 1`, whatever follows it.
+
+    Other text stays unchanged.
+    """
     found = _SPELT.fullmatch(op)
     if found is None or found[2] not in Kind.__members__:
         return op
     which = f" {found[3]}" if found[3] else ""
-    return f"{WORDS.get(Kind[found[2]], found[2])}{which} of stage {found[1]}"
+    return f"{WORDS.get(Kind[found[2]], found[2])}{which} of stage {found[1]}{found[4] or ''}"
 
 
 def grid(schedule: Schedule, mark: tuple[int, int] | None = None) -> str:

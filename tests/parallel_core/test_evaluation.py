@@ -18,12 +18,14 @@ from parallel_core.checkpoint.verify import verified
 from parallel_core.data.held_out import HeldOutBatches
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine import trainer
-from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.device import open_device
+from parallel_core.engine.distributed import Groups, Rendezvous
 from parallel_core.engine.evaluation import BrokenOff, Evaluation
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.learning_rate import rate_at
+from parallel_core.no_progress import place
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path
 from parallel_core.outcome import points
@@ -184,6 +186,13 @@ def test_a_checkpoint_has_the_held_out_loss_of_its_step(tmp_path: Path) -> None:
     saved = {frame.header["step"]: frame.header["held_out"] for frame in frames if frame.kind == "checkpoint"}
     (last,) = (float(p["value"]) for p in points(frames, "eval_loss") if p["step"] == 4)
     assert saved == {3: None, 5: last}
+
+
+def test_what_fails_after_an_evaluation_is_not_said_to_have_failed_in_it(tmp_path: Path) -> None:
+    """Such as a save."""
+    made = Trainer(spec_of(), 0, Groups(), open_device("cpu"), Progress(tmp_path, 0))
+    assert Evaluation(made, Interference(made.device, None, 1)).after_step(1, drained=True) is not None
+    assert place(tmp_path, 0) == " at step 1 in work after an evaluation"
 
 
 def test_dropout_is_off_and_batch_norms_use_their_running_statistics() -> None:

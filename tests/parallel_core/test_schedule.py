@@ -143,6 +143,7 @@ def test_one_f_one_b_keeps_less_than_gpipe(stages: int, micro_batches: int) -> N
         (Op(Kind.F, 1, 3), "forward 3 of stage 1"),
         (Op(Kind.RECV_GRAD, 0, 12), "receive gradient 12 of stage 0"),
         (Op(Kind.OPT_STEP, 0), "optimizer of stage 0"),
+        ("1F3 of held-out samples", "forward 3 of stage 1 of held-out samples"),
         ("building", "building"),
         ("3NONSENSE1", "3NONSENSE1"),
     ],
