@@ -14,7 +14,7 @@ from parallel_core.layout import Layout
 from parallel_core.outline.splits import TensorSplit
 from parallel_core.plan.peak import standing
 from parallel_core.plan.rank_shards import Held, held
-from parallel_core.plan.traffic import CommVolume, comm_volumes
+from parallel_core.plan.traffic import CommVolume, comm_volumes, sent_bytes
 from parallel_core.plan.units import parameter_count
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
@@ -142,13 +142,12 @@ def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[CommVolume], h
     whole = parameter_count(spec.model)
     text = f"Rank {rank} holds {layers} of {len(spec.model.units())} layers and {percent_text(mine / whole)} of "
     text += f"{count_text(whole)} parameters"
-    total = sum(talk.wire for talk in spoken)
-    if not total:
+    if not spoken:
         return f"{text}; it talks to nobody."
-    most = max(spoken, key=lambda talk: talk.wire)
-    apart = sum(talk.wire for talk in spoken if hosts.between(rank, talk))
-    wire = f"{bytes_text(total)} a step on the wire" + (f", {bytes_text(apart)} of it between hosts" if apart else "")
-    return f"{text}; {wire}. Largest part, {bytes_text(most.wire)}: {most.what}."
+    most = max(spoken, key=lambda talk: (not talk.receives, talk.wire))
+    apart = sent_bytes(talk for talk in spoken if hosts.between(rank, talk))
+    sent = f"{bytes_text(sent_bytes(spoken))} a step" + (f", {bytes_text(apart)} of it between hosts" if apart else "")
+    return f"{text}; it sends {sent}. Largest part, {bytes_text(most.wire)}: {most.what}."
 
 
 def _head(layout: Layout, place: int) -> str:

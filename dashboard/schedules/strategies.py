@@ -18,7 +18,7 @@ from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.plan.memory import worst_stage
-from parallel_core.plan.traffic import comm_volumes
+from parallel_core.plan.traffic import most_sent
 from parallel_core.spec import RunSpec
 
 MODEL = {"layers": 24, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 32768}
@@ -85,8 +85,8 @@ def _predicted(key: str) -> Predicted:
 
 
 def _sentence(spec: RunSpec, size: int, whole: int) -> str:
-    said = max(sum(talk.wire for talk in comm_volumes(spec, rank)) for rank in range(spec.parallel.world))
-    traffic = f"a device has {bytes_text(said)} a step on the wire" if said else "nothing is sent"
+    sent = most_sent(spec)
+    traffic = f"a device sends {bytes_text(sent)} a step" if sent else "nothing is sent"
     return f"{bytes_text(size)} on the worst device, {percent_text(size / whole)} of a single one's; {traffic}."
 
 

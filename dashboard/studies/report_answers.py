@@ -31,7 +31,7 @@ from parallel_core.analysis.quantities import (
     seconds_text,
     significant,
 )
-from parallel_core.plan.traffic import comm_volumes
+from parallel_core.plan.traffic import most_sent
 from parallel_core.simulate.replay import FREE, Change, replay
 
 READ = 24
@@ -183,7 +183,7 @@ def _deeper(slow: Row, fast: Row) -> str:
 
 
 def _quieter(slow: Row, fast: Row) -> str:
-    a, b = _wire(slow), _wire(fast)
+    a, b = most_sent(slow.spec), most_sent(fast.spec)
     if a >= b:
         return ""
     return f"sends {bytes_text(a)} a step from a device instead of {bytes_text(b)}" if a else "sends nothing"
@@ -198,11 +198,6 @@ def _sooner(slow: Row, fast: Row, view: Overview) -> str:
     if race.goal is None or a is None or b is None or a >= b:
         return ""
     return f"reaches loss {significant(race.goal, 4)} in {seconds_text(a)} instead of {seconds_text(b)}"
-
-
-def _wire(row: Row) -> int:
-    """Bytes that the busiest rank sends in a step."""
-    return max(sum(talk.wire for talk in comm_volumes(row.spec, rank)) for rank in range(row.spec.parallel.world))
 
 
 def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:

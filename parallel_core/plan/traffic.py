@@ -8,7 +8,7 @@ counted: the few bytes of norm and loss, statistics of batch normalisation, the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -37,6 +37,8 @@ class CommVolume:
     bytes: int
     passes: int = 1
     """Passes around a ring: an all-reduce is a scatter and a gather."""
+    receives: bool = False
+    """Whether the rank only receives these bytes. Of a collective, it receives as many as it sends."""
 
     @property
     def wire(self) -> int:
@@ -44,6 +46,16 @@ class CommVolume:
         if self.kind not in ("tensor", "data"):
             return self.bytes
         return self.passes * self.bytes * (len(self.ranks) - 1) // max(len(self.ranks), 1)
+
+
+def sent_bytes(volumes: Iterable[CommVolume]) -> int:
+    """Bytes that leave a rank in a step: of messages, only those that it sends."""
+    return sum(talk.wire for talk in volumes if not talk.receives)
+
+
+def most_sent(spec: RunSpec) -> int:
+    """Bytes that leave the busiest rank in a step."""
+    return max(sent_bytes(comm_volumes(spec, rank)) for rank in range(spec.parallel.world))
 
 
 def comm_volumes(spec: RunSpec, rank: int) -> list[CommVolume]:
@@ -193,7 +205,7 @@ def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[CommVolume]:
         size_of = {"activations": moved, "gradients": moved + m * mark_bytes(spec)}
         comm_volumes = [
             CommVolume(kind, receivers, f"sends {out} of stage {there}'s input", times * m, times * size_of[out]),
-            CommVolume(kind, senders, f"receives {back} of stage {there}'s input", m, size_of[back]),
+            CommVolume(kind, senders, f"receives {back} of stage {there}'s input", m, size_of[back], receives=True),
         ]
         found.extend(sorted((talk for talk in comm_volumes if talk.calls), key=lambda talk: talk.what.split()[1]))
     return found

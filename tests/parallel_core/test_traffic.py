@@ -17,7 +17,7 @@ from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline import outline_of
 from parallel_core.plan.peak import by_stage
 from parallel_core.plan.rank_shards import held
-from parallel_core.plan.traffic import comm_volumes
+from parallel_core.plan.traffic import comm_volumes, sent_bytes
 from parallel_core.plan.units import unit_costs
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
@@ -145,6 +145,15 @@ def test_on_a_ring_an_all_reduce_goes_round_twice() -> None:
     assert plain.wire < rows.wire < 1.5 * plain.wire, "one more gather in each backward"
     sent, _ = comm_volumes(RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}}), 0)
     assert sent.wire == sent.bytes
+
+
+def test_a_rank_sends_what_leaves_it_and_not_what_comes_in() -> None:
+    """Else a pipeline's messages counted twice beside collectives, of which a rank receives as much as it sends."""
+    pipelined = RunSpec.model_validate({"parallel": {"pp": 3, "micro_batches": 4}, "train": {"global_batch": 16}})
+    edge = 16 * pipelined.model.seq * pipelined.model.hidden * pipelined.element_bytes
+    assert [sent_bytes(comm_volumes(pipelined, rank)) for rank in range(3)] == [edge, 2 * edge, edge]
+    replicas = comm_volumes(RunSpec.model_validate({"parallel": {"dp": 2}}), 0)
+    assert sent_bytes(replicas) == replicas[0].bytes, "a ring of two passes half of the gradients twice"
 
 
 @pytest.mark.parametrize(("activation", "ffn"), [("gelu", None), ("swiglu", None), ("gelu", 256)])
