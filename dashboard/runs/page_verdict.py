@@ -16,7 +16,7 @@ from dashboard.runs.page_fix import fix
 from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.turns import queue_order
-from parallel_core.analysis.diagnosis.divergence import skipped_of, what_is_skipped
+from parallel_core.analysis.diagnosis.divergence import SPIKE, skipped_of, what_is_skipped
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
@@ -158,7 +158,15 @@ def _succeeded(run: Run) -> Verdict:
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
     ending = _final_losses(run)
     more = [numerics(run), _busy(run), lateness(run.summary.get("staleness") or {})]
-    return Verdict(f"{early}{first}.{second}{ending}", more=" ".join(part for part in more if part))
+    return Verdict(f"{early}{_rise(run)}{first}.{second}{ending}", more=" ".join(part for part in more if part))
+
+
+def _rise(run: Run) -> str:
+    """That the run ended at a loss above its first one, by more than noise: nothing else matters about it; else ''."""
+    last, points = run.summary.get("final_loss"), selectors.first_after(run, "loss", 0, -1, 1)
+    if last is None or not len(points.value) or not last >= SPIKE * points.value[0]:
+        return ""
+    return f"The loss rose from {significant(points.value[0], 4)} at step {points.step[0]} to {significant(last, 4)}. "
 
 
 def _final_losses(run: Run) -> str:
@@ -258,9 +266,10 @@ def _failed(run: Run, attempt: Attempt | None) -> Verdict:
 
 
 def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
-    """Where the failing rank was last seen, unless the run's sentence, which is newer than a heartbeat, says it."""
+    """Where the failing rank was last seen, unless the run's sentence, which is newer than a heartbeat, says it, or
+    the rank ended the run itself, between two steps."""
     where = attempt.progress.get(str(rank)) if attempt and rank is not None else None
-    if not where or "at step " in run.detail:
+    if not where or "at step " in run.detail or run.cause == "not_finite":
         return ""
     if where.get("step", 0) < 0:
         return f"Rank {rank} was last seen {where.get('op') or 'starting'}, before its first step."

@@ -54,6 +54,8 @@ def test_a_loss_that_stayed_nan_is_resumed_from_the_sound_checkpoint(reader: Cli
     page = plain(html(reader, run))
     assert "loss not finite" in page and "The loss is not finite since step 9." in page
     assert "Resume it from step 8 at a lower learning rate" in page
+    Attempt.objects.filter(run=run).update(progress={"1": {"step": 8, "op": "0F1", "age": 1.0}})
+    assert verdict(run).more == "", "the rank stopped between two steps, and in no operation"
 
 
 def test_a_run_that_left_at_its_time_limit_says_so_and_can_be_resumed(client: Client, alice: Any) -> None:
