@@ -10,6 +10,7 @@ from dashboard.charts.chart import Chart, row_height
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.quantities import percent_text, plural_text, ratio_text, seconds_text, significant
 
+NOBODY = "0 runs have reached the loss so far."
 COLUMNS = ("run", "least loss", "steps to it", "seconds to it", "speedup", "disturbed")
 
 
@@ -86,7 +87,7 @@ def _said(run: Reach, base: float | None) -> str:
 def _title(runs: Sequence[Reach], target: float | None) -> str:
     there = [run for run in runs if run.seconds is not None]
     if target is None or not there:
-        return "0 runs have reached the loss so far."
+        return NOBODY
     best = min(there, key=lambda run: run.seconds or 0.0)
     base = next((run for run in there if run.baseline), None)
     first = f"{best.label} reaches loss {significant(target, 4)} in {seconds_text(best.seconds or 0.0)}"

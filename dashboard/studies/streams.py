@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -38,6 +38,15 @@ def of_overview(view: Overview, target: float | None) -> tuple[dict[str, Chart],
         return {}, []
     made = [_versions(streams), *([] if view.side_by_side else [_target(view, target)])]
     return {chart.key: chart for chart in made}, _against_dp(view, streams)
+
+
+def verdict(said: Sequence[str], view: Overview, charts: Mapping[str, Chart]) -> list[str]:
+    """The sentences `said`, with the end of the race to a loss before those on step times, but after the warnings that
+    are in front of these: runs without a flush update by other rules, so the shortest step need not train fastest."""
+    raced = charts.get("target")
+    if raced is None or raced.title == target_chart.NOBODY or view.base is None or view.open:
+        return list(said)
+    return [*said[: view.warned_first], raced.title, *said[view.warned_first :]]
 
 
 def _versions(rows: Sequence[Row]) -> Chart:

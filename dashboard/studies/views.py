@@ -182,7 +182,7 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
         "answers": [*answers.of_overview(alike), *stream_answers],
         "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **held_out.chart(view), **stream_charts}
         | scaling.of_overview(study, view),
-        "verdict": scaling.verdict(study, view),
+        "verdict": streams.verdict(scaling.verdict(study, view), view, stream_charts),
         "may_change": may_change(request.user, study),
         "again": reruns.offer(study.runs.all()) if may_change(request.user, study) else "",
         "unfinished": reruns.unfinished(study.runs.all()) if may_change(request.user, study) else "",

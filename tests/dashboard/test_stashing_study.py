@@ -109,6 +109,8 @@ def test_page_has_versions_target_and_memory(study: Study, alice: Any) -> None:
     client.force_login(alice)
     text = page(client, f"/studies/{study.pk}/")
     assert "Weight versions" in text and "Time to a loss" in text
+    first = re.search(r'<p class="verdict"><strong>(.+?)</strong>', text)
+    assert first and " reaches loss " in first[1], "a shorter step alone says nothing where updates differ"
     assert "Memory against DP" in text
     assert "PP-1F1B async, no stash goes backward through weights 1 micro-batch newer than forward." in text
     # not even DP, which clips all gradients together
