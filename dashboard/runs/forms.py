@@ -144,6 +144,7 @@ class RunForm(Form):
         assert isinstance(corpus, forms.Select)
         fleet = FleetSnapshot.now()
         corpus.choices = corpora.choices(fleet)
+        self.fields["train__weights"].help_text += "; a checkpoint in Resume from comes first"
         begins = self.fields["train__weights"].widget
         assert isinstance(begins, forms.Select)
         begins.choices = weights.choices(fleet, str(self["train__weights"].value() or ""))

@@ -80,7 +80,7 @@ GNMT = {
 }
 
 PRESETS = (
-    Preset("tiny", ONE, "Tiny GPT, 1 device", "0.8 M parameters; a step in well under a second", _tiny()),
+    Preset("tiny", ONE, "Tiny GPT, 1 device", "0.9 M parameters; a step in well under a second", _tiny()),
     Preset("recompute", ONE, "Tiny GPT, full AR", "activations of every block made again", _tiny(recompute="full")),
     Preset(
         "selective",

@@ -95,7 +95,7 @@ GROUPS = (
         (
             Entry("train.device", "Device kind"),
             Entry("train.corpus", "Corpus", "files in workers' data folders are offered, too"),
-            Entry("train.weights", "Begin from", "Llama weights of a worker; a checkpoint in Resume from comes first"),
+            Entry("train.weights", "Begin from", "Llama weights of a worker"),
             Entry("train.global_batch", "Global batch", "samples a step"),
             Entry("train.steps", "Steps"),
             Entry("train.warmup_steps", "Warm-up steps", "not timed"),
@@ -211,7 +211,7 @@ def shown_while(needed: relevance.Condition | None) -> dict[str, str]:
 
 def _plain_field(entry: Entry) -> forms.Field:
     info = leaves()[entry.path]
-    hint = ", ".join(part for part in (entry.hint, bounds(info)) if part)
+    hint = ", ".join(part for part in (entry.hint, "" if entry.path in _OTHER_UNITS else bounds(info)) if part)
     if info.annotation is bool:
         return forms.BooleanField(label=entry.label, required=False, help_text=hint)
     widget: forms.Widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
@@ -254,6 +254,8 @@ def _digits(value: float) -> str:
 
 
 _NUMBERS = ("parallel.cuts", "parallel.replicas", "parallel.widths", "parallel.recompute_layers", "trace.profile_ranks")
+_OTHER_UNITS = ("trace.memory_cap",)
+"""Leaves that are typed in another unit than the spec's, whose bounds would be wrong by its factor."""
 LISTS = (*_NUMBERS, "trace.profile_steps")
 """Leaves whose value is a list of numbers."""
 _IN: dict[str, Callable[[str], Any]] = {

@@ -1,0 +1,37 @@
+"""Hints beside the fields of forms: each is true of its own form, in the unit that is typed."""
+
+from __future__ import annotations
+
+import html
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.fleet.models import Worker
+from dashboard.runs.presets import PRESETS, Preset
+from dashboard.runs.spec_fields import ENTRIES, form_field
+from parallel_core.plan.units import parameter_count
+from parallel_core.spec import RunSpec
+
+COUNTED = [preset for preset in PRESETS if " M parameters" in preset.blurb]
+
+
+@pytest.mark.parametrize("preset", COUNTED, ids=lambda preset: preset.key)
+def test_a_preset_has_as_many_parameters_as_it_says(preset: Preset) -> None:
+    millions = parameter_count(RunSpec.model_validate(preset.spec).model) / 1e6
+    assert preset.blurb.split(" M ")[0] in (f"{millions:.1f}", f"{millions:.0f}")
+
+
+def test_a_field_says_no_bounds_in_another_unit_than_its_own() -> None:
+    cap = form_field(ENTRIES["trace.memory_cap"])
+    assert cap.help_text == "empty: the device's own limit", "the spec's bounds are bytes, and MiB are typed"
+
+
+def test_a_hint_names_no_field_that_only_another_form_has(member: Client) -> None:
+    devices = [{"index": i, "kind": "cpu", "memory_total": 2**30} for i in range(2)]
+    Worker.objects.create(name="yard-a", devices=devices, heartbeat_at=timezone.now() + timedelta(hours=1))
+    run, study = (html.unescape(member.get(at).content.decode()) for at in ("/runs/new/", "/studies/new/?kind=matrix"))
+    assert "a checkpoint in Resume from comes first" in run
+    assert "Llama weights of a worker" in study and "Resume from" not in study
