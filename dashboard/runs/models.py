@@ -13,6 +13,7 @@ from django.db import models
 from django.utils import timezone
 
 from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
+from dashboard.runs.deleted_starts import DeletedStart
 from dashboard.runs.measured import (
     Cursor,
     DeadLetter,
@@ -37,6 +38,7 @@ __all__ = [
     "Corpus",
     "Cursor",
     "DeadLetter",
+    "DeletedStart",
     "Event",
     "LogChunk",
     "MemoryRecord",

@@ -19,6 +19,7 @@ from dashboard.fleet.models import Leftover, Worker
 from dashboard.live.announce import announce
 from dashboard.runs.models import ENDED, Attempt, Checkpoint, DeadLetter, Run
 from dashboard.runs.services import Invalid
+from dashboard.runs.starts import keep_starts
 from dashboard.studies.models import Study
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
 
@@ -101,6 +102,7 @@ def forget(runs: Sequence[Run]) -> None:
     for run in runs:
         announce(run.pk, run.study_id, "state")
     going = [run.pk for run in runs]
+    keep_starts(going)
     DeadLetter.objects.filter(attempt__run__in=going).delete()  # pages list them without their runs
     Attempt.objects.filter(run__in=going).update(deleted=True)
     Run.objects.filter(pk__in=going).delete()

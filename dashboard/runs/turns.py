@@ -14,9 +14,8 @@ from dashboard.fleet.selectors import hosts
 from dashboard.runs.asking import Beginnings, queued_runs, requests
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.run_files import Files
+from dashboard.runs.starts import newest_starts
 
-RECENT = 500
-"""How many of the newest starts are looked at for whose turn it is."""
 MORE_STUCK = 8
 """How many times more of one's runs are looked at each time that all looked at so far were stuck."""
 MOST_LOOKED_AT = 600
@@ -106,9 +105,9 @@ def _stuck(of_owner: Owned) -> dict[int, int]:
 
 def _last_starts(firsts: Mapping[int, datetime]) -> dict[int, int]:
     """Owner -> the larger, the later a run of theirs was last started that is not younger than their first queued one
-    (`firsts`: when that was queued); those without such a start among the RECENT ones before all."""
-    newest = Attempt.every.order_by("-pk").values_list("run__owner", "run__queued_at")[:RECENT]
-    last = dict.fromkeys(firsts, -RECENT)
+    (`firsts`: when that was queued); those without such a start among the newest ones before all."""
+    newest = newest_starts()
+    last = dict.fromkeys(firsts, -len(newest))
     for place, (owner, queued_at) in reversed(list(enumerate(newest))):
         if owner in firsts and queued_at <= firsts[owner]:
             last[owner] = -place

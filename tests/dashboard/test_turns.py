@@ -9,10 +9,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from dashboard.accounts.roles import make_member
+from dashboard.control import tidying
 from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
-from dashboard.runs import queue, services, states, turns
-from dashboard.runs.models import Run
+from dashboard.runs import queue, removal, services, starts, states, turns
+from dashboard.runs.models import DeletedStart, Run, State
 from dashboard.runs.priority import Priority
 from dashboard.studies.models import Study
 from tests.dashboard import factory
@@ -78,9 +79,31 @@ def test_starts_longer_ago_than_are_looked_at_count_as_none(
     factory.start(factory.queued(alice))
     factory.queued(alice, name="of alice")
     factory.queued(bob, name="of bob")
-    monkeypatch.setattr(turns, "RECENT", 1)
+    monkeypatch.setattr(starts, "RECENT", 1)
     assert order() == ["of bob", "of alice"]
-    monkeypatch.setattr(turns, "RECENT", 0)
+    monkeypatch.setattr(starts, "RECENT", 0)
+    assert order() == ["of alice", "of bob"]
+
+
+def test_who_deletes_ended_runs_keeps_the_place_that_their_starts_gave(
+    alice: Any, bob: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who tidies up as they go would be served before everybody else."""
+    of_alice = [factory.queued(alice) for _ in range(3)]
+    factory.start(factory.queued(bob))
+    for run in of_alice:
+        factory.start(run)
+        factory.end(run, State.SUCCEEDED)
+    factory.queued(alice, name="of alice")
+    factory.queued(bob, name="of bob")
+    assert order() == ["of bob", "of alice"]
+    monkeypatch.setattr(starts, "RECENT", 2)
+    removal.delete(runs=[run.pk for run in of_alice], user=alice)
+    while tidying.delete_slice():
+        pass
+    assert order() == ["of bob", "of alice"]
+    assert DeletedStart.objects.count() == 2, "no more are kept than are looked at"
+    monkeypatch.setattr(starts, "RECENT", 0)
     assert order() == ["of alice", "of bob"]
 
 
