@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import ENDED, Attempt, Run, State
@@ -57,7 +58,11 @@ class Setting:
         base = self.base_spec
         if any(part(spec) != part(base) for part in _BOUNDED) or self._on_other_devices(run):
             return None
-        return self.ideal(spec) / self.ideal(base)
+        return self.ideal(spec) / self._ideal_of_base
+
+    @cached_property
+    def _ideal_of_base(self) -> float:
+        return self.ideal(self.base_spec)
 
     def _on_other_devices(self, run: Run) -> bool:
         own, base = (self.places.get(one.pk, NOWHERE) for one in (run, self.base))

@@ -53,6 +53,11 @@ class Row:
         return by_loss.lowest_held_out(self.run)
 
     @property
+    def unmeasured(self) -> bool:
+        """Whether there is nothing to show in the columns of numbers."""
+        return self.run.step is None and not (self.entry.result or self.parity or self.meters)
+
+    @property
     def progress(self) -> int:
         """Steps done, in percent."""
         return min(100, round(100 * self.steps_done / self.spec.train.steps))
@@ -81,7 +86,7 @@ class Overview:
         timed = [(row.entry.result.step.median, row) for row in self.rows if row.entry.done and row.entry.result]
         return [row for _, row in sorted(timed, key=itemgetter(0))]
 
-    @property
+    @cached_property
     def evaluated(self) -> bool:
         """Whether any run evaluates a held-out loss."""
         return any(row.spec.train.held_out for row in self.rows)

@@ -118,6 +118,11 @@ def _counted(pks: Sequence[int]) -> list[Study]:
     )
 
 
+def _with_runs(pk: int) -> Study:
+    """The study with its runs, of which there may be thousands, read once for all that is said of them."""
+    return get_object_or_404(Study.objects.select_related("owner", "baseline").prefetch_related("runs"), pk=pk)
+
+
 def view_of(request: HttpRequest, study: Study) -> Overview:
     """The study against the baseline in the query, else against its own."""
     every = list(study.runs.all())
@@ -138,7 +143,7 @@ def target(request: HttpRequest) -> float | None:
 
 @require_GET
 def page(request: HttpRequest, pk: int) -> HttpResponse:
-    study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
+    study = _with_runs(pk)
     if own := OWN_PAGES.get(study.kind):
         return own.page(request, study)
     live = live_context(request, study)
@@ -195,7 +200,7 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
 @priced
 def changes(request: HttpRequest, pk: int) -> JsonResponse:
     """The parts of the page that differ from what the browser has: see `live.changes`."""
-    study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
+    study = _with_runs(pk)
     if own := OWN_PAGES.get(study.kind):
         listed, context = own.LIVE_PARTS, own.live_context(request, study, list(study.runs.all()))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cProfile import Profile
 from typing import Any
 
 import pytest
@@ -11,11 +12,15 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from dashboard.control.placing import place_queued
+from dashboard.runs import services as runs
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.studies import services
 from dashboard.studies.models import Study
-from dashboard.studies.views import PER_PAGE
+from dashboard.studies.views import PER_PAGE, QUEUED_SHOWN
 from tests.dashboard import factory
+
+MOST_CALLS = 6_500
+"""Calls of functions for one more queued run of a study on its page, and again when the page asks what has changed."""
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +89,31 @@ def test_nor_with_the_queue_on_fleet_and_where_runs_are_placed(reader: Client, a
     for step in range(2, 6):
         add(step)
     assert count() == before
+
+
+def test_a_queued_run_costs_its_studys_page_little(member: Client, alice: Any) -> None:
+    """However many there are: with a look at each column, or at all runs for each of them, a thousand took seconds."""
+    study = Study.objects.create(name="long", owner=alice)
+    factory.finished(alice, study=study)
+
+    def add(count: int) -> None:
+        asked: runs.RunRequest = {"study": study, "spec": factory.spec_of({}), "exclusive": True}
+        runs.submit_all(owner=alice, requests=[asked for _ in range(count)])
+
+    def calls() -> int:
+        """Calls of functions to make the page, and to see what of it has changed."""
+        counter = Profile()
+        for address in (f"/studies/{study.pk}/", f"/studies/{study.pk}/changes.json"):
+            counter.runcall(member.get, address)
+        return sum(entry.callcount for entry in counter.getstats())
+
+    add(10)
+    calls()
+    before = calls()
+    add(40)
+    assert (calls() - before) / 40 < MOST_CALLS
+    with CaptureQueriesContext(connection) as queries:
+        page = member.get(f"/studies/{study.pk}/").content.decode()
+    reading = f'FROM "runs_run" WHERE "runs_run"."study_id" IN ({study.pk})'
+    assert sum(reading in query["sql"] for query in queries) == 1
+    assert page.count('data-state="queued"') == 50 + QUEUED_SHOWN

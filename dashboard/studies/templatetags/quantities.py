@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from html import escape
 
 from django.template import Library
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 
 from dashboard.runs.form_words import in_form_words
 from parallel_core.analysis import quantities
@@ -35,6 +36,17 @@ _UNIT = r"(?:%|[mµn]?s|min|h|d|B|[KMGT]iB(?:/s)?|[MGTP]?FLOP/s|[kMGT])(?!\w)"
 _WORD = re.compile(rf"[^ \n]*\d {_UNIT}[^ \n]*|[^ \n]+")
 _LONGEST = 24
 """The longest word, in characters, that always fits into a line on a phone; a longer one may be broken."""
+
+
+@register.filter
+def table_rows(rows: Sequence[Sequence[str]]) -> SafeString:
+    """Rows of a table whose first column is their heading: a study may have thousands, in each of its charts, and tags
+    of a template would take most of the time of its page."""
+    made = []
+    for heading, *values in rows:
+        cells = "".join(f'<td class="num">{escape(str(value))}</td>' for value in values)
+        made.append(f'<tr><th scope="row">{escape(str(heading))}</th>{cells}</tr>')
+    return mark_safe("".join(made))
 
 
 @register.filter
