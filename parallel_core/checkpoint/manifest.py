@@ -231,13 +231,13 @@ def _digest(body: Mapping[str, Any]) -> str:
 def _parse(raw: dict[str, Any]) -> Manifest:
     """Raises one of PARSE_ERRORS if `raw` is not a manifest."""
     return Manifest(
-        step=int(raw["step"]),
-        run=int(raw["run"]),
-        attempt=int(raw["attempt"]),
+        step=_count(raw["step"]),
+        run=_count(raw["run"]),
+        attempt=_count(raw["attempt"]),
         spec=_sections(raw["spec"]),
         scalars={str(name): _finite(value) for name, value in raw["scalars"].items()},
         tensors={str(name): parse_stored(entry) for name, entry in raw["tensors"].items()},
-        files={_plain(name): int(size) for name, size in raw["files"].items()},
+        files={_plain(name): _count(size) for name, size in raw["files"].items()},
         held_out=None if raw.get("held_out") is None else _finite(raw["held_out"]),
     )
 
@@ -253,7 +253,7 @@ def parse_stored(raw: Mapping[str, Any]) -> Stored:
     if raw["dtype"] not in _BYTES:
         raise ValueError(f"element type {raw['dtype']!r}")
     pieces = tuple(
-        Piece(_plain(p["file"]), int(p["start"]), _sizes(p["offsets"]), _sizes(p["sizes"]), str(p["sha256"]))
+        Piece(_plain(p["file"]), _count(p["start"]), _sizes(p["offsets"]), _sizes(p["sizes"]), str(p["sha256"]))
         for p in raw["pieces"]
     )
     shape = _sizes(raw["shape"])
@@ -272,11 +272,15 @@ def _sections(raw: Any) -> dict[str, Any]:
     return spec
 
 
+def _count(raw: Any) -> int:
+    """Returns a number that is whole and not negative, after checking that it is one, and no text or truth value."""
+    if type(raw) is not int or raw < 0:
+        raise ValueError(f"count {str(raw)[:40]!r}")
+    return raw
+
+
 def _sizes(raw: Any) -> tuple[int, ...]:
-    sizes = tuple(int(size) for size in raw)
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"size {sizes}")
-    return sizes
+    return tuple(map(_count, raw))
 
 
 def _plain(name: Any) -> str:
@@ -298,6 +302,5 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
         if not covers(stored.shape, ((piece.offsets, piece.sizes) for piece in stored.pieces)):
             raise CheckpointError(f"The checkpoint {folder} is damaged: its pieces do not cover {name} once.")
         for piece in stored.pieces:
-            end = piece.start + piece.elements * stored.item
-            if piece.start < 0 or end > manifest.files.get(piece.file, -1):
+            if piece.start + piece.elements * stored.item > manifest.files.get(piece.file, -1):
                 raise CheckpointError(f"The checkpoint {folder} is damaged: {name} lies outside {piece.file}.")

@@ -109,8 +109,14 @@ def test_a_manifest_leads_to_no_other_file(spoilt: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"step": 1e999}, {"files": []}, {"scalars": "x"}, {"spec": {"model": "gpt"}}, {"tensors": {"value/a": []}}],
-    ids=["a step without end", "no files", "no numbers", "no model", "no tensor"],
+    [
+        *({"step": step} for step in (1e999, -1, 1.5, "4", True)),
+        *({"files": []}, {"scalars": "x"}, {"spec": {"model": "gpt"}}, {"tensors": {"value/a": []}}),
+    ],
+    ids=[
+        *("a step without end", "a negative step", "half a step", "a text", "a truth value"),
+        *("no files", "no numbers", "no model", "no tensor"),
+    ],
 )
 def test_a_manifest_of_other_things_is_refused(spoilt: Path, change: dict[str, Any]) -> None:
     _sealed(spoilt, lambda raw: raw | change)
