@@ -248,17 +248,18 @@ def export_weights(path: Path, out: Path) -> int:
         model = RunSpec.stored(manifest.spec).model
     except ValidationError as error:
         raise CheckpointError(f"Its spec is none of this engine's: {' '.join(field_errors(error).values())}") from error
-    config = config_of(model)
+    config, shapes = config_of(model), parameter_shapes(model).items()
+    values = {name: storage.require(manifest, f"value/{name}", shape) for name, shape in shapes}
 
     def get(name: str) -> Tensor:
-        stored = manifest.tensors[f"value/{name}"]
+        stored = values[name]
         tensor = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
         whole = Box((0,) * len(stored.shape), stored.shape)
         storage.load({f"value/{name}": Share(stored.shape, [(whole, tensor.view(-1))])}, path, manifest)
         return tensor
 
     def shape(name: str) -> Tensor:
-        stored = manifest.tensors[f"value/{name}"]
+        stored = values[name]
         return torch.empty(stored.shape, dtype=getattr(torch, stored.dtype), device="meta")
 
     about = {name: (_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in theirs(model, shape)}

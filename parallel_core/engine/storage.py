@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -118,7 +118,9 @@ def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Ca
     (values alone may become numbers of another type), or does not match its sha256.
     """
     for name, share in shares.items():
-        _require(name, share, manifest.tensors.get(name), converts=manifest.weights_only)
+        stored = require(manifest, name, share.size())
+        if not manifest.weights_only:
+            _require_type(name, share, stored)
     planner = _LoadPlanner(**_PLAIN)
     planner.set_up_planner(dict(shares), _metadata({name: manifest.tensors[name] for name in shares}))
     wanted: dict[tuple[str, torch.Size], list[ReadItem]] = defaultdict(list)
@@ -136,15 +138,19 @@ def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Ca
             target.copy_(saved[tuple(slice(at, at + size) for at, size in ranges)])
 
 
-def _require(name: str, share: Share, stored: Stored | None, *, converts: bool) -> None:
+def require(manifest: Manifest, name: str, shape: Sequence[int]) -> Stored:
+    """Returns what is stored of a tensor. Raises CheckpointError where that is nothing, or has another shape."""
+    stored = manifest.tensors.get(name)
     if stored is None:
         raise CheckpointError(f"The checkpoint has no {name}.")
-    if tuple(share.size()) != stored.shape:
-        raise CheckpointError(
-            f"The checkpoint's {name} has shape {stored.shape}; the model's has {tuple(share.size())}."
-        )
+    if stored.shape != tuple(shape):
+        raise CheckpointError(f"The checkpoint's {name} has shape {stored.shape}; the model's has {tuple(shape)}.")
+    return stored
+
+
+def _require_type(name: str, share: Share, stored: Stored) -> None:
     types = {str(memory.dtype).removeprefix("torch.") for _, memory in share.parts()}
-    if not converts and types - {stored.dtype}:
+    if types - {stored.dtype}:
         raise CheckpointError(f"The checkpoint's {name} is of type {stored.dtype}; the model's of {types.pop()}.")
 
 

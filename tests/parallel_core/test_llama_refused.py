@@ -128,12 +128,33 @@ def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_said_to_be(tmp_path:
         storage.load({"value/head.norm.weight": share}, path, manifest)
 
 
-def test_a_checkpoint_of_no_spec_is_not_exported(tmp_path: Path) -> None:
-    import_weights(put(tmp_path / "theirs", tensors()), tmp_path / "ours", SEQ)
-    (file,) = (tmp_path / "ours").glob(f"*/{manifests.FILE}")
+def _changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """An imported checkpoint whose manifest was changed, and given a valid digest."""
+    import_weights(put(folder / "theirs", tensors()), folder / "ours", SEQ)
+    (file,) = (folder / "ours").glob(f"*/{manifests.FILE}")
     raw = json.loads(file.read_text())
-    raw["spec"]["model"]["layers"] = 0
+    change(raw)
     del raw["digest"]
     file.write_text(json.dumps(raw | {"digest": manifests._digest(raw)}))
+    return file.parent
+
+
+def test_a_checkpoint_of_no_spec_is_not_exported(tmp_path: Path) -> None:
+    path = _changed(tmp_path, lambda raw: raw["spec"]["model"].update(layers=0))
     with pytest.raises(CheckpointError, match=r"Its spec is none of this engine's: Must be at least 1; got 0\."):
-        export_weights(file.parent, tmp_path / "out")
+        export_weights(path, tmp_path / "out")
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_not_exported(tmp_path: Path) -> None:
+    path = _changed(tmp_path, lambda raw: raw["tensors"].pop("value/head.norm.weight"))
+    with pytest.raises(CheckpointError, match=r"The checkpoint has no value/head\.norm\.weight\."):
+        export_weights(path, tmp_path / "out")
+
+
+def test_a_checkpoint_with_a_tensor_of_another_shape_is_not_exported(tmp_path: Path) -> None:
+    def swap(raw: dict[str, Any]) -> None:
+        raw["tensors"]["value/block.0.attn.qkv.weight"] = raw["tensors"]["value/head.norm.weight"]
+
+    path = _changed(tmp_path, swap)
+    with pytest.raises(CheckpointError, match=r"value/block\.0\.attn\.qkv\.weight has shape \(32,\); the model's has"):
+        export_weights(path, tmp_path / "out")
