@@ -222,11 +222,13 @@ def _report(error: BaseException, args: RankArgs, sink: FileSink) -> int:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Whether the error is evidence of memory exhaustion: the meter's cap, Python's or torch's own error, a failed
-    allocation of a library."""
+    """Whether the error, or the one that caused it, is evidence of memory exhaustion: the meter's cap, Python's or
+    torch's own error, a failed allocation of a library."""
     import torch
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if error.__cause__ is not None and _out_of_memory(error.__cause__):
         return True
     told = str(error).lower()
     return isinstance(error, RuntimeError) and any(word in told for word in _MEMORY_WORDS)

@@ -234,7 +234,9 @@ class Saver:
         except CheckpointError as error:
             self._error = error
         except Exception as error:
-            self._error = CheckpointError(f"The checkpoint of step {saved.step} could not be written: {error}")
+            why = str(error) or type(error).__name__
+            self._error = CheckpointError(f"The checkpoint of step {saved.step} could not be written: {why}")
+            self._error.__cause__ = error  # with its own traceback, and for want of memory told as that
 
     def _publish(self, where: Path, saved: Saved, began: float) -> None:
         """Waits for the parts of all ranks, writes the manifest, renames the folder into place and emits the record

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parallel_core import launch_rank
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.config import CheckpointConfig
@@ -249,6 +251,21 @@ def test_a_save_that_fails_says_why(tmp_path: Path) -> None:
     saver.save(1)
     with pytest.raises(CheckpointError, match="The checkpoint of step 1 could not be written"):
         saver.wait()
+
+
+def test_a_save_that_runs_out_of_memory_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the traceback of the thread that wrote."""
+    saver = checkpoint.Saver(alone(), CheckpointConfig(tmp_path / "run"), FileSink(tmp_path, 0))
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(folders, "write_part", full)
+    saver.save(1)
+    with pytest.raises(CheckpointError, match="The checkpoint of step 1 could not be written: MemoryError") as caught:
+        saver.wait()
+    assert launch_rank._out_of_memory(caught.value)
+    assert "in full\n" in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_piece_is_compared_with_the_parameters_next_to_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
