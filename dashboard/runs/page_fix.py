@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import resuming
+from dashboard.runs.form_words import short_label
 from dashboard.runs.models import Run
 from dashboard.runs.run_files import Files
 from dashboard.runs.submission import offered_to
@@ -12,6 +13,7 @@ from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage
 from parallel_core.spec import RunSpec
 
+WARM_UP = "train.lr_warmup_steps"
 NO_SPACE = "No space left on device"
 """The operating system's message about a full disk."""
 
@@ -33,7 +35,7 @@ def fix(run: Run) -> str:
         "worker_lost": f"{again} with one retry: it then starts again by itself when a worker is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
-        "not_finite": f"{again} at a lower learning rate, or one that warms up (train.lr_warmup_steps).",
+        "not_finite": f"{again} at a lower learning rate, or one that warms up (“{short_label(WARM_UP)}”).",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
 

@@ -47,13 +47,13 @@ def test_failed_run_shows_cause_last_lines_and_fix(reader: Client, alice: Any) -
 
 
 def test_a_loss_that_stayed_nan_is_resumed_from_the_sound_checkpoint(reader: Client, alice: Any) -> None:
-    run = failed(alice, "not_finite", "The loss is not finite since step 9.")
+    run = failed(alice, "not_finite", "The loss is not finite since step 9 (train.stop_on_nan).")
     Checkpoint.objects.create(
         run=run, attempt=Attempt.objects.get(run=run), worker="yard-a", step=8, bytes=1, seconds=0.1
     )
     page = plain(html(reader, run))
-    assert "loss not finite" in page and "The loss is not finite since step 9." in page
-    assert "Resume it from step 8 at a lower learning rate" in page
+    assert "loss not finite" in page and "since step 9 (“End it when the loss stays NaN" in page
+    assert "Resume it from step 8 at a lower learning rate, or one that warms up (“Steps of rate warm-up”)." in page
     Attempt.objects.filter(run=run).update(progress={"1": {"step": 8, "op": "0F1", "age": 1.0}})
     assert verdict(run).more == "", "the rank stopped between two steps, and in no operation"
 
@@ -69,7 +69,8 @@ def test_a_run_that_left_at_its_time_limit_says_so_and_can_be_resumed(client: Cl
     assert (run.state, run.retries_left) == (State.SUCCEEDED, 0) and run.events.filter(text=said).exists()
     client.force_login(alice)
     page = html(client, run)
-    assert said in plain(page) and 'id="resume"' in page and "time limit" in page
+    assert said.replace("train.max_minutes", "“Time limit”") in plain(page)
+    assert 'id="resume"' in page and "time limit" in page
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) -> None:
