@@ -92,8 +92,9 @@ def chart(
     if above:
         figure["layout"]["yaxis"] |= {"range": [0, top], "autorange": False}
         figure["layout"]["meta"]["above"] = above  # the page offers a button that shows them
-    subtitle = f"{unit.capitalize()} of each run; {_patterns(lines)}"
-    subtitle += f"; all {len(lines)} lines lie on one another" if _alike(lines) else ""
+    all_of_them = "both" if len(lines) == 2 else f"all {len(lines)}"
+    alike = f"{all_of_them} lines lie on one another" if _alike(lines) else ""
+    subtitle = "; ".join(filter(None, (f"{unit.capitalize()} of each run", _patterns(lines), alike)))
     of_all = f"{len(curves)} {of}" if len(lines) < len(curves) else ""
     source = f"{source}; {_counted(lines, older, of_all, above)}"
     return Chart(key, title, subtitle, source, figure, COLUMNS, [_row(curve) for curve in curves])
@@ -128,11 +129,12 @@ def _far(drawn: Sequence[Curve], top: float) -> bool:
 
 
 def _patterns(drawn: Sequence[Curve]) -> str:
-    """Says what dots and dashes mean."""
+    """Says what those dots and dashes mean that are drawn; '' if there are none."""
     if any(curve.role for curve in drawn):
         return "dotted = broken, dashed = proof"
-    words = "dashed = with recomputation"
-    return f"{words}; dots and long dashes = without a flush" if any(curve.dash for curve in drawn) else words
+    words = ["dashed = with recomputation"] if any(curve.dashed for curve in drawn) else []
+    words += ["dots and long dashes = without a flush"] if any(curve.dash for curve in drawn) else []
+    return "; ".join(words)
 
 
 def _alike(drawn: Sequence[Curve]) -> bool:

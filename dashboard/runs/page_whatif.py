@@ -16,7 +16,7 @@ from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from dashboard.runs.whatif_replay import CannotReplay, answer, chart, ideas, replayable
 from dashboard.runs.whatif_words import check
-from parallel_core.analysis.quantities import ratio_text, sentence_text
+from parallel_core.analysis.quantities import plural_text, ratio_text, sentence_text
 from parallel_core.analysis.waits import gathers_aside
 from parallel_core.simulate.replay import ASSUMED, FREE, GATHERS_ASIDE, Change, Replay, ideal_limit, replay
 
@@ -61,7 +61,7 @@ def _limit(trace: Trace) -> str:
     if trace.spec.parallel.world == 1:
         return ""
     most = ideal_limit(trace.spec) if trace.spec.parallel.pp > 1 else None
-    bound = f"with {most} micro-batches no number of devices could pass {most}x." if most else ""
+    bound = f"with {plural_text(most, 'micro-batch')} no number of devices could pass {most}x." if most else ""
     base = traces.baseline(trace.run)
     if base is None:
         return sentence_text(bound)

@@ -246,7 +246,11 @@ def test_several_lines_are_named_beside_them() -> None:
     both = loss.chart([one, two], "t", "s")
     assert both.figure["layout"]["showlegend"]
     assert both.height > loss.chart([one], "t", "s").height
-    assert both.subtitle.endswith("; all 2 lines lie on one another")
+    assert both.subtitle.endswith(" of each run; both lines lie on one another"), (
+        "no dash is explained that is not drawn"
+    )
+    dashed = loss.chart([one, replace(two, dashed=True)], "t", "s").subtitle
+    assert dashed.endswith("; dashed = with recomputation; both lines lie on one another")
     apart = loss.chart([one, replace(two, value=np.array([1.0, 1.0, 2.0]))], "t", "s")
     late = loss.chart([one, replace(two, step=np.arange(1, 4, dtype=np.int32))], "t", "s")
     assert "lie on" not in apart.subtitle + late.subtitle
