@@ -13,7 +13,7 @@ WORDS = {
     "bubble": "bubble",
     "communication": "communication not hidden",
     "recompute": "recomputation",
-    "smaller_kernels": "smaller kernels",
+    "smaller_kernels": "slower compute",
     "other": "optimizer, data, host",
 }
 
@@ -38,7 +38,10 @@ def chart(found: Losses, source: str) -> Chart:
     )
     rows = [[WORDS[name], minus_text(f"{found.in_speedup(name):+.3f}"), _ns(getattr(found, name))] for name in NAMES]
     rows.append(["measured", f"{found.speedup:.3f}", ns_text(found.total)])
-    subtitle = "What keeps the speedup below the number of devices, in multiples of one device; the parts add up"
+    subtitle = (
+        "What keeps the speedup below the number of devices, in multiples of one device; the parts add up; slower "
+        "compute = the same work took longer than on one device: in smaller operations, or as others used the devices"
+    )
     figure = {"data": traces, "layout": layout}
     return Chart("losses", title(found), subtitle, source, figure, ("loss", "of n", "device time"), rows)
 

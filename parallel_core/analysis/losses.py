@@ -28,7 +28,8 @@ class Losses:
     communication: int = 0
     recompute: int = 0
     smaller_kernels: int = 0
-    """Compute beyond what one device needs for the same work: smaller operations use a device less efficiently."""
+    """Compute beyond what one device needs for the same work: smaller operations use a device less efficiently. Also
+    what other processes, busy neighbours or the pace of the host added, which spans do not tell apart."""
     other: int = 0
     """Optimizer, data and host time beyond one device's."""
 

@@ -264,6 +264,9 @@ def test_nothing_measured_draws_nothing_and_keeps_the_size() -> None:
 
 
 def test_the_stair_of_losses_reaches_a_speedup_beyond_the_number_of_devices() -> None:
+    slow = losses.chart(Losses(devices=2, single=100, smaller_kernels=60), "s")
+    assert slow.title.endswith("goes to slower compute."), "spans do not tell whether others used the device"
+    assert "as others used the devices" in slow.subtitle
     found = Losses(devices=2, single=100, bubble=30, smaller_kernels=-60)
     chart = losses.chart(found, "s")
     assert found.speedup > 2.8
