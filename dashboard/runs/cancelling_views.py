@@ -45,8 +45,8 @@ def cancel(request: HttpRequest) -> HttpResponse:
     able = [run for run in mine if run.state not in ENDED]
     left = {"ended": len(mine) - len(able), "others": len(found) - len(mine)}
     if request.method == "POST":
-        cancel_all(able, request.user)
-        messages.success(request, _done(len(able), **left))
+        cancelled = cancel_all(able, request.user)
+        messages.success(request, _done(len(cancelled), **left))
         return redirect(back)
     states = Counter(run.state == State.QUEUED for run in able)
     context = {"runs": able, "shown": able[:SHOWN], "more": len(able) - SHOWN, "back": back, **left}

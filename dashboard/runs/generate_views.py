@@ -59,6 +59,8 @@ class GenerateForm(TextFields):
         step.choices = [(str(n), f"{said[n]}{doubts.get(n, '')}") for n in ordered if n or not weights]
         if weights:
             step.choices = [*step.choices, ("0", f"the weights {weights}, before the first step")]
+        if not step.choices:
+            raise Http404("the checkpoints of this run have just been deleted")
         self.suit(run.spec["model"])
         offer(self, FleetSnapshot.now())
         for name, made in self.fields.items():

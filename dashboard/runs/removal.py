@@ -61,13 +61,13 @@ def in_use(runs: Sequence[Run]) -> dict[int, str]:
     return {**needed, **active}
 
 
-def checkpoints_sentence(runs: Sequence[Run]) -> str:
+def checkpoints_sentence(runs: Sequence[Run] | QuerySet[Run]) -> str:
     """Which checkpoints on workers' disks will be deleted with the runs; '' if there are none."""
     kept = Checkpoint.objects.filter(run__in=runs)
     workers = sorted(set(kept.values_list("worker", flat=True)))
     if not workers:
         return ""
-    size = bytes_text(kept.aggregate(size=Sum("bytes"))["size"])
+    size = bytes_text(kept.aggregate(size=Sum("bytes", default=0))["size"])
     return f"{plural_text(kept.count(), 'checkpoint')} on {listed_text(workers)} ({size}) will be deleted, too."
 
 

@@ -8,6 +8,8 @@ from typing import Any, Required, TypedDict, Unpack
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.http import Http404
+from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from pydantic import ValidationError
 
@@ -220,12 +222,12 @@ def request_cancel(*, run: Run, user: Any) -> Run:
     """Cancels a queued run at once; asks the controller to stop an active one. An ended run is left as it is.
 
     The request stays in the row until the run has ended, so that it is not lost while no controller runs. Raises
-    PermissionDenied.
+    PermissionDenied, and Http404 if the run has been deleted since it was read.
     """
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may cancel it.")
     with transaction.atomic():
-        run = Run.objects.select_for_update().get(pk=run.pk)
+        run = get_object_or_404(Run.objects.select_for_update(), pk=run.pk)
         if run.state in ACTIVE and run.cancel_requested_at is None:
             run.cancel_requested_at = timezone.now()
             run.save(update_fields=("cancel_requested_at",))
@@ -239,7 +241,7 @@ def edit(
     *, run: Run, user: Any, name: str | None = None, tags: Sequence[str] | None = None, notes: str | None = None
 ) -> Run:
     """Renames and re-tags, and replaces the notes. None leaves a value as it is, also if somebody has changed it since
-    the run was read. Raises PermissionDenied or Invalid."""
+    the run was read. Raises PermissionDenied or Invalid, and Http404 if the run has been deleted since."""
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may change it.")
     values: dict[str, Any] = {} if name is None else {"name": name.strip()}
@@ -250,9 +252,10 @@ def edit(
         errors["name"] = "A run needs a name."
     if errors:
         raise Invalid(errors)
+    if values and not Run.objects.filter(pk=run.pk).update(**values):
+        raise Http404(f"run {run.pk} has been deleted")
     for field, value in values.items():
         setattr(run, field, value)
-    run.save(update_fields=tuple(values))
     announce(run.pk, run.study_id, "state")
     return run
 

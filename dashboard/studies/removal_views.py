@@ -31,7 +31,7 @@ def delete(request: HttpRequest, pk: int) -> HttpResponse:
         messages.success(request, f"“{study.name}” was deleted.")
         return redirect("studies:list")
     context = {"study": study, "staying": removal.staying(study), "count": study.runs.count()}
-    context["checkpoints"] = checkpoints_sentence(list(study.runs.only("pk")))
+    context["checkpoints"] = checkpoints_sentence(study.runs.all())
     context["space"] = space_sentence(study.runs.all())
     context["thinning"] = thinning.look(study.runs.all(), request.user)
     return render(request, "studies/delete.html", context)

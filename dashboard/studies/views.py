@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Page, Paginator
+from django.db import transaction
 from django.db.models import Count, Exists, F, OuterRef, Q
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -290,7 +291,9 @@ def save_baseline(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study, pk=pk)
     if not may_change(request.user, study):
         raise PermissionDenied("Only the study's owner and admins may keep another baseline.")
-    run = get_object_or_404(study.runs, pk=number(request.POST.get("baseline")) or 0)
-    study.baseline = run
-    study.save(update_fields=("baseline",))
+    with transaction.atomic():
+        # the run stays until then
+        runs = study.runs.select_for_update(no_key=True)
+        run = get_object_or_404(runs, pk=number(request.POST.get("baseline")) or 0)
+        Study.objects.filter(pk=pk).update(baseline=run)
     return redirect("studies:page", pk=pk)
