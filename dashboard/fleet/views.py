@@ -20,7 +20,7 @@ from dashboard.live.changes import priced
 from dashboard.runs import link_views
 from dashboard.runs.asking import queued_runs
 from dashboard.runs.models import Run, State
-from dashboard.runs.queue import Waiting, everyone_waiting
+from dashboard.runs.queue import Waiting, everyone_waiting, told_closely
 from dashboard.runs.queueing import may_put_first
 
 QUEUE_SHOWN = 20
@@ -85,6 +85,7 @@ def _queue(user: Any) -> dict[str, Any]:
     for pk in filter(of.__contains__, waits):
         lines.setdefault(of[pk][0] or -pk, []).append(pk)
     shown = {runs[0]: len(runs) for runs in list(lines.values())[:QUEUE_SHOWN]}
+    waits = told_closely(waits, shown)
     return {
         "queue": [_queue_line(run, shown[run.pk], waits, user) for run in queued_runs(list(shown))],
         "queue_shown": sum(shown.values()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dashboard.ages import span
@@ -22,6 +22,8 @@ from parallel_core.analysis.quantities import bytes_text, listed_text, plural_te
 
 PLANNED = 200
 """How many runs at the front of the queue are planned: a plan of thousands would delay every page that asks."""
+CLOSELY = 20
+"""How many runs behind those a page may look at more closely."""
 FULL = (Wait.BUSY, Wait.WHOLE_HOST, Wait.RESERVED)
 """Reasons to wait that can end when another run ends."""
 
@@ -53,18 +55,30 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
 
     With `up_to`, only for that run and those before it: later runs do not delay it.
 
-    Only the first PLANNED runs are planned; the others wait for their turn, but for `up_to` if no end of another run
-    would let it start.
+    Only the first PLANNED runs are planned; the others wait for their turn (`told_closely` says more), but for `up_to`
+    if no end of another run would let it start.
     """
     order = queue_order()
     if up_to in order:
         order = order[: order.index(up_to) + 1]
     if order and (said := _for_controller()):
         return {pk: Waiting(said, ahead) for ahead, pk in enumerate(order)}
-    out = {pk: Waiting(f"Waits for its turn: {ahead} runs ahead.", ahead) for ahead, pk in enumerate(order)}
+    out = {pk: Waiting(_turn(ahead), ahead) for ahead, pk in enumerate(order)}
     if up_to in order[PLANNED:]:
-        return out | _planned(queued_runs(order[-1:]), len(order) - 1, UNTAKEN)
-    return out | _planned(queued_runs(order[:PLANNED]))
+        return told_closely(out, order[-1:])
+    return out | _planned(queued_runs(order[:PLANNED]), range(PLANNED))
+
+
+def told_closely(waits: dict[int, Waiting], runs: Iterable[int]) -> dict[int, Waiting]:
+    """What `everyone_waiting` said, where of these runs that it did not plan the first CLOSELY say what they wait for
+    if no end of another run would let them start."""
+    ahead = {pk: waits[pk].ahead for pk in runs if pk in waits and waits[pk].sentence == _turn(waits[pk].ahead)}
+    listed = queued_runs(sorted(ahead, key=ahead.__getitem__)[:CLOSELY])
+    return waits | _planned(listed, [ahead[run.pk] for run in listed], UNTAKEN)
+
+
+def _turn(ahead: int) -> str:
+    return f"Waits for its turn: {ahead} runs ahead."
 
 
 def _for_controller() -> str:
@@ -75,15 +89,17 @@ def _for_controller() -> str:
     return "" if seconds is None else f"Waits for the controller, which has not been heard for {span(seconds)}."
 
 
-def _planned(runs: list[Run], before: int = 0, whys: Sequence[Wait] = ()) -> dict[int, Waiting]:
-    """What the runs wait for, of which the first has `before` others ahead; with `whys` only those that wait for one of
-    these reasons."""
+def _planned(runs: list[Run], places: Sequence[int], whys: Sequence[Wait] = ()) -> dict[int, Waiting]:
+    """What the runs wait for, each with so many others ahead as `places` says; with `whys` only those that wait for one
+    of these reasons."""
+    if not runs:
+        return {}
     active, beginnings = studies_active(), Beginnings(runs)
     asked = requests(runs, beginnings)
     outcome = plan(asked, hosts(), active)
     fleet = _Fleet([host.unreserved() for host in outcome.left.values()], FleetSnapshot.now())
     out = {}
-    for ahead, (run, request) in enumerate(zip(runs, asked, strict=True), before):
+    for ahead, run, request in zip(places, runs, asked, strict=False):
         why, names = outcome.waits.get(run.pk, (None, ()))
         if whys and why not in whys:
             continue

@@ -9,7 +9,7 @@ from functools import cached_property
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import ENDED, Attempt, Run, State
 from dashboard.runs.places import NOWHERE, Place
-from dashboard.runs.queue import everyone_waiting
+from dashboard.runs.queue import everyone_waiting, told_closely
 from dashboard.runs.selectors import timed
 from dashboard.studies.excluded import ended_of
 from parallel_core.analysis.breakdown import Breakdown
@@ -186,7 +186,7 @@ def waits_of(runs: Sequence[Run]) -> dict[int, str]:
     """Run id -> why it is still queued."""
     if not any(run.state == State.QUEUED for run in runs):
         return {}
-    waits = everyone_waiting()
+    waits = told_closely(everyone_waiting(), [run.pk for run in runs])
     return {run.pk: waits[run.pk].sentence for run in runs if run.pk in waits}
 
 

@@ -148,6 +148,22 @@ def test_a_run_far_back_in_the_queue_says_what_no_end_of_another_run_changes(
     assert queue.waiting(third).sentence == "Waits for its turn: 2 runs ahead."
 
 
+def test_so_do_lists_of_runs(member: Client, alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "PLANNED", 1)
+    monkeypatch.setattr(queue, "CLOSELY", 2)
+    factory.worker("yard-a", devices=1)
+    factory.queued(alice)
+    study = Study.objects.create(name="stuck", owner=alice, run_on="worker:gone")
+    for position in range(4):
+        factory.queued(alice, study=study, position=position)
+    factory.queued(alice)
+    fleet = member.get("/fleet/").content.decode()
+    assert "This fleet has no worker" in fleet and "Waits for its turn: 5 runs ahead." in fleet
+    said = [row.sentence for row in member.get(f"/studies/{study.pk}/").context["view"].rows]
+    assert ["This fleet has no worker" in one for one in said] == [True, True, False, False]
+    assert said[2:] == ["Waits for its turn: 3 runs ahead.", "Waits for its turn: 4 runs ahead."]
+
+
 def test_younger_runs_that_start_elsewhere_do_not_cost_a_waiting_run_its_turn(
     alice: Any, bob: User, redis_url: str
 ) -> None:
