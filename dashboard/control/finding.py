@@ -115,7 +115,7 @@ def _best(request: Request, usable: list[Host], reserved: set[str], group: Calla
 
 def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> Found:
     preferred = [host for host in capable if host.name == request.prefer]
-    capable = preferred or sorted(capable, key=lambda host: (host.profiles, -len(host.spare(request)), host.name))
+    capable = preferred or sorted(capable, key=lambda host: _rank(host, len(host.spare(request)), request.exclusive))
     unreserved = [host for host in capable if host.name not in reserved]
     for host in unreserved:
         if _fits(request, host, request.devices):
@@ -144,11 +144,18 @@ def spread(request: Request, hosts: Iterable[Host], have: Callable[[Host], int])
 
     {} if the hosts have too few. Where possible, no tensor group is split over two hosts.
     """
-    order = sorted(hosts, key=lambda host: (host.name != request.prefer, host.profiles, -have(host), host.name))
+    soonest = request.exclusive and request.hosts > 0  # over as few as it takes, those that are idle soonest are more
+    order = sorted(hosts, key=lambda host: (host.name != request.prefer, *_rank(host, have(host), soonest)))
     for unit in dict.fromkeys((request.unit, 1)):
         if found := _spread(request, {host.name: have(host) // unit * unit for host in order}, unit):
             return found
     return {}
+
+
+def _rank(host: Host, have: int, soonest: bool) -> tuple[bool, float, int, str]:
+    """Sort key of a host that has so many devices, best first: those with most, or before that those that are idle
+    `soonest`, for a run that needs idle ones."""
+    return host.profiles, host.idle_in if soonest else 0.0, -have, host.name
 
 
 def _spread(request: Request, have: Counts, unit: int) -> Counts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 
@@ -56,7 +57,7 @@ class Host:
     enough. `version`: of the program it runs; `types`: names of its devices by kind; `type_of`: the
     type of each by kind and index. `held`: a run holds devices there, also if it does not list them any more, as they
     cannot be used. `reserved`: (kind, type) of the devices that a run ahead waits for, of a host where other ones may
-    be given."""
+    be given. `idle_in`: seconds until all runs there are expected to have ended; inf if that is not known."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -74,6 +75,7 @@ class Host:
     types: dict[str, str] = field(default_factory=dict)
     type_of: dict[str, dict[int, str]] = field(default_factory=dict)
     reserved: frozenset[tuple[str, str]] = frozenset()
+    idle_in: float = 0.0
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
@@ -126,7 +128,7 @@ class Host:
 
     def ready(self) -> Host:
         """The host as if it were open and nothing ran there."""
-        return replace(self, free=self.devices, exclusive=False, open=True, held=False)
+        return replace(self, free=self.devices, exclusive=False, open=True, held=False, idle_in=0.0)
 
     def reserving(self, kind: str, device_type: str) -> Host:
         """The host when a run waits for its devices of that kind and type."""
@@ -139,4 +141,4 @@ class Host:
     def without(self, kind: str, taken: tuple[int, ...], exclusive: bool) -> Host:
         """The host after these devices were given away."""
         free = {**self.free, kind: tuple(i for i in self.free[kind] if i not in taken)}
-        return replace(self, free=free, exclusive=self.exclusive or exclusive)
+        return replace(self, free=free, exclusive=self.exclusive or exclusive, idle_in=inf)

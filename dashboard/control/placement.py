@@ -3,12 +3,12 @@
 Rules: in the order of the queue; all devices of a run at once or none; on one host where any has enough, else on as
 few as it takes of those that other hosts reach; never on a host that drains, leaves or is silent, nor on devices with
 less memory than the fullest rank is predicted to need, nor on others than those chosen for it (`on`), and on a host
-with a requested profile only where no other is free. An `exclusive` run needs idle hosts as a whole and blocks them. A
-run that has to wait reserves the hosts it waits for, so that later, smaller runs cannot starve it; of a type of device
-that was chosen for it, only those devices, unless it needs the hosts as a whole. Exclusive runs of
-one study go one after another, on the same host while that is connected, because they are meant to be compared; one
-that no known host can take waits alone. A host that is absent for a short time still counts for that, or the study
-would be split over two hosts.
+with a requested profile only where no other is free. An `exclusive` run needs idle hosts as a whole and blocks them; it
+waits for those that are expected to be idle soonest. A run that has to wait reserves the hosts it waits for, so that
+later, smaller runs cannot starve it; of a type of device that was chosen for it, only those devices, unless it needs
+the hosts as a whole. Exclusive runs of one study go one after another, on the same host while that is connected,
+because they are meant to be compared; one that no known host can take waits alone. A host that is absent for a short
+time still counts for that, or the study would be split over two hosts.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from django.db.models import QuerySet
@@ -17,7 +18,8 @@ from dashboard.fleet.listening import listened_until
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn, type_of
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs.models import Attempt, Run
+from dashboard.runs.expected_start import seconds_left
+from dashboard.runs.models import Attempt, Run, State
 from parallel_core.version import version
 from workers.contract import LEASE_S
 
@@ -227,7 +229,7 @@ def hosts(
     held = occupancy(attempts)
     exclusive = {node["worker"] for a in attempts if a.run.exclusive for node in a.devices}
     holding = {name for name, _, _ in held}
-    since, profile = silent_before(), _profiled()
+    since, profile, left = silent_before(), _profiled(), _left(attempts)
     returns = since + timedelta(seconds=LEASE_S - RETURNS_S)
     out = []
     for worker in Worker.objects.all():
@@ -240,8 +242,20 @@ def hosts(
             for kind, ids in idle.devices.items()
         }
         host = replace(idle, free=free, exclusive=worker.name in exclusive, open=there and worker.in_service)
-        host = replace(host, profiles=worker.pk in profile, held=worker.name in holding)
+        host = replace(
+            host, profiles=worker.pk in profile, held=worker.name in holding, idle_in=left.get(worker.name, 0.0)
+        )
         out.append(replace(host, known=host.open or worker.name in known or heard > returns))
+    return out
+
+
+def _left(attempts: Iterable[Attempt]) -> dict[str, float]:
+    """Worker -> seconds until the last of these attempts there is expected to have ended; inf if that is not known."""
+    out: dict[str, float] = {}
+    for attempt in attempts:
+        seconds = 0.0 if attempt.run.state == State.CANCELLING else seconds_left(attempt.run, roughly=True)
+        for node in attempt.devices:
+            out[node["worker"]] = max(out.get(node["worker"], 0.0), inf if seconds is None else seconds)
     return out
 
 

@@ -20,13 +20,14 @@ LONGEST_S = 30 * 24 * 3600
 """Nothing is said of what lies further ahead: predictions of so many steps are not that good."""
 
 
-def seconds_left(run: Run) -> float | None:
+def seconds_left(run: Run, *, roughly: bool = False) -> float | None:
     """How long a running run will still take, at the median of its steps so far, or until its time limit if that comes
-    first; None if no step has been timed, or it does not train."""
+    first; None if no step has been timed, or it does not train. `roughly`: of its steps alone, without a query."""
     if not run.step_time or run.task:
         return None
     done, train = (run.step or 0) + 1, run.spec["train"]
-    left = max(0, train["steps"] - done) * run.step_time + evaluation_seconds(run, done) + saving_seconds(run, done)
+    left = max(0, train["steps"] - done) * run.step_time
+    left += 0 if roughly else evaluation_seconds(run, done) + saving_seconds(run, done)
     limit = MINUTE_S * train.get("max_minutes", 0)
     if not limit or run.started_at is None:
         return left

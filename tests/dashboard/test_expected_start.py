@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from dashboard.control.placing import place_queued
 from dashboard.ledger.models import Prediction
-from dashboard.runs import expected_start
-from dashboard.runs.models import Run
+from dashboard.runs import expected_start, states
+from dashboard.runs.models import Run, State
 from dashboard.runs.page_verdict import verdict
 from dashboard.studies.models import Study
 from parallel_core.observe.records import encode
@@ -65,6 +66,26 @@ def test_a_run_of_a_timed_study_starts_after_the_runs_before_it(alice: Any) -> N
     assert verdict(second).more == "Expected to start between 14:02 and 14:03 UTC."
     assert verdict(third).more == "Expected to start between 14:02 and 14:04 UTC."
     assert verdict(third).holding == [(first, "2 min 0 s left")]
+
+
+def test_an_exclusive_run_waits_for_the_worker_that_is_idle_soonest(alice: Any, redis_url: str) -> None:
+    """Runs that are being stopped take no time; how long those take that have timed no step is not known."""
+    long = holder(alice, left_s=7200)
+    factory.worker("yard-b", devices=2)
+    factory.worker("yard-c", devices=2)
+    others = [factory.queued(alice, {"dp": 2}, train={"steps": STEPS}, run_on=f"worker:yard-{x}") for x in "bc"]
+    attempts = list(place_queued({"yard-b", "yard-c"}, {"yard-b", "yard-c"}))
+    assert len(attempts) == 2
+    timed = factory.queued(alice, exclusive=True)
+    assert verdict(timed).holding == [(long, "2 h 0 min left")]
+    Run.objects.filter(pk=others[0].pk).update(step=50, step_time=2.0, state=State.RUNNING)
+    assert (
+        verdict(timed).sentence
+        == "Waits for 1 CPU device: yard-b must be idle, as timed runs share a host with nothing."
+    )
+    assert verdict(timed).more == "Expected to start between 14:01 and 14:02 UTC."
+    states.cancelling(others[1])
+    assert [run for run, _ in verdict(timed).holding] == [others[1]]
 
 
 def test_it_names_the_day_unless_that_is_today(alice: Any) -> None:

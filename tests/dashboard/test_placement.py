@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -290,6 +291,21 @@ def test_exclusive_needs_an_idle_host_and_blocks_it() -> None:
     result = plan([ask(1, exclusive=True), ask(2)], [host()])
     assert set(placed(result)) == {1}
     assert result.waits == {2: (Wait.WHOLE_HOST, ("a",))}
+
+
+def test_an_exclusive_run_waits_for_the_host_that_is_idle_soonest() -> None:
+    """Not for the one with most free devices, which may be busy for hours."""
+    busy, soon, unknown = host(free=1, idle_in=7200.0), host("b", free=0, idle_in=60.0), host("c", free=1, idle_in=inf)
+    result = plan([ask(1, exclusive=True), ask(2)], [busy, unknown, soon])
+    assert result.waits == {1: (Wait.WHOLE_HOST, ("b",))} and hosts_of(result) == {"a"}
+    assert plan([ask(1, exclusive=True)], [busy, unknown]).waits == {1: (Wait.WHOLE_HOST, ("a",))}
+    assert plan([ask(1, 2)], [busy, soon]).waits == {1: (Wait.BUSY, ("a",))}, "it needs no idle host"
+    over_two = plan([ask(1, 2, exclusive=True, hosts=2)], [busy, unknown, soon]).waits
+    assert over_two == {1: (Wait.WHOLE_HOST, ("b", "a"))}
+    given = plan([ask(1), ask(2, exclusive=True)], [host("a", 4), soon])
+    assert hosts_of(given) == {"a"} and given.waits == {2: (Wait.WHOLE_HOST, ("b",))}, (
+        "how long run 1 takes is not known"
+    )
 
 
 def test_exclusive_is_not_beside_what_holds_a_device_that_cannot_be_used() -> None:
