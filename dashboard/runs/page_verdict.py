@@ -13,6 +13,7 @@ from dashboard.runs.asking import queued_runs
 from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.form_words import in_form_words
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.own_ahead import OwnAhead, own_ahead
 from dashboard.runs.page_fix import fix
 from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
@@ -58,6 +59,8 @@ class Verdict:
     ahead: list[Run] = field(default_factory=list)
     further: int = 0
     """Number of runs served before those."""
+    own: OwnAhead | None = None
+    """A study of its owner that keeps a queued run waiting."""
     holding: list[tuple[Run, str]] = field(default_factory=list)
     """Runs on the hosts that a queued run waits for, each with how long it will still take; '' if that is not known."""
 
@@ -103,7 +106,8 @@ def _queued(run: Run) -> Verdict:
     holding = selectors.on_hosts(waiting.hosts)
     more = " ".join(filter(None, (waiting.sentence if run.detail else "", expected_start(holding, order))))
     there = [(other, left_text(other)) for other in holding[:AHEAD_SHOWN]]
-    return Verdict(first, more=more, ahead=ahead, further=waiting.ahead - len(ahead), holding=there)
+    own = own_ahead(run, order)
+    return Verdict(first, more=more, ahead=ahead, further=waiting.ahead - len(ahead), own=own, holding=there)
 
 
 def left_text(run: Run) -> str:

@@ -196,6 +196,24 @@ def test_the_fleet_says_so_where_several_people_wait(admin_client: Any, alice: A
     assert said in page and page.count("one after another") == 1, "the study is one line, though bob is in between"
 
 
+def test_a_run_behind_its_owners_long_study_says_what_lets_it_pass(member: Client, reader: Client, alice: Any) -> None:
+    said = "3 of them are of"
+    study = Study.objects.create(name="long", owner=alice)
+    for position in range(3):
+        factory.queued(alice, name=f"s{position}", study=study, position=position)
+    run = factory.queued(alice, name="quick")
+    page = f"/runs/{run.pk}/"
+    seen = member.get(page).content.decode()
+    assert said in seen and f'<a href="/studies/{study.pk}/edit/">that study low priority</a>; runs of others' in seen
+    assert said not in reader.get(page).content.decode(), "who can do nothing about it is told only what is ahead"
+    member.post(f"/studies/{study.pk}/edit/", {"name": "long", "notes": "", "priority": "low"})
+    assert order() == ["quick", "s0", "s1", "s2"] and said not in member.get(page).content.decode()
+    member.post(f"/runs/{run.pk}/queue", {"priority": "low"})
+    assert f'<a href="/runs/{run.pk}/queue">this run normal priority</a>.' in member.get(page).content.decode()
+    member.post(f"/runs/{run.pk}/queue", {"priority": "normal"})
+    assert order() == ["quick", "s0", "s1", "s2"]
+
+
 def test_a_higher_priority_goes_before_all_turns_of_lower_ones(alice: Any, bob: User, admin: Any) -> None:
     """People take turns within a level, and an interrupted run goes before the others of its level only."""
     interrupted = factory.queued(alice, name="interrupted")
