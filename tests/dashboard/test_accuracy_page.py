@@ -68,6 +68,7 @@ def test_only_a_chart_with_outlined_bars_says_what_they_are() -> None:
     assert "percentage points" in accuracy_page.memory().sentences[1]
 
 
+@pytest.mark.full
 def test_bubble_rates_are_simulated_for_a_model_of_the_tables(reader: Client) -> None:
     text = answered(reader, f"{PAGE}bubbles/1.5B", part=True).content.decode()
     assert "1.5B: 3 rows, worst 0.3" in text

@@ -140,6 +140,10 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
     run = services.submit(owner=profile.asked_by, spec=spec.model_dump(mode="json"))
     settled = Prediction.objects.get(run=run)
     assert settled.seconds == pytest.approx(answer.context["page"].found.able[0].seconds)
+
+
+@pytest.mark.full  # as below
+def test_plans_that_a_little_memory_refuses_are_counted(member: Client, profile: Profile) -> None:
     little = answered(member, "/partition/fleet/?memory=301")  # of which 300 MiB are not for tensors
     able, refused = little.context["page"].found.able, little.context["page"].refused()
     assert refused[-1][1] == "too large" or refused[0][1] == "too large"

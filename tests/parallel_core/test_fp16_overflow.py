@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from parallel_core.engine.device import open_device
@@ -64,6 +65,7 @@ def test_a_large_micro_batch_overflows_where_small_ones_do_not(tmp_path: Path) -
     assert total.abs().max() > LARGEST, "their sum is kept in 32 bits, so it may exceed the limit"
 
 
+@pytest.mark.full
 def test_micro_batches_of_one_size_overflow_at_the_same_steps(tmp_path: Path) -> None:
     """Two samples per micro-batch in every layout; with a scale of 2^20, several steps are skipped."""
     splits: list[dict[str, Any]] = [

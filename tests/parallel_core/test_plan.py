@@ -344,6 +344,7 @@ def test_changes_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch
     assert found.fixes == () and "No change of the split that could be tried at once" in found.sentence
 
 
+@pytest.mark.full
 def test_the_widest_run_is_judged_at_once() -> None:
     wide = {
         "model": {"layers": 1024, "hidden": 2048, "heads": 16, "seq": 1024, "vocab": 50304},
