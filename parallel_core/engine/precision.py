@@ -15,6 +15,7 @@ import math
 import torch
 from torch import Tensor
 
+from parallel_core.limits import MAX_LOSS_SCALE
 from parallel_core.spec import TrainSpec
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -71,7 +72,8 @@ class LossScale:
         if math.isfinite(norm):
             self.good += 1
             if self.good >= self._train.loss_scale_window:  # > if the run resumed with a shorter window
-                self.value, self.good = self.value * self._train.loss_scale_growth, 0
+                grown = self.value * self._train.loss_scale_growth
+                self.value, self.good = min(grown, MAX_LOSS_SCALE), 0  # gradients that are all 0 never overflow
             return True
         if self.value <= LEAST_SCALE:
             raise FloatingPointError(

@@ -117,6 +117,15 @@ def test_the_scale_grows_after_a_window_of_good_steps_and_falls_at_once() -> Non
     assert scale.skipped == 2
 
 
+def test_the_scale_of_gradients_that_stay_0_does_not_grow_without_end() -> None:
+    """It left the range of fp32, in which the loss is, and with it the run ended."""
+    scale = scale_of(loss_scale_window=1)
+    for _ in range(200):
+        assert scale.judge(0.0)
+    seed = scale.seed(torch.zeros(()))
+    assert seed is not None and torch.isfinite(seed)
+
+
 def test_its_state_goes_on_where_it_was() -> None:
     scale, other = scale_of(loss_scale_window=4), scale_of(loss_scale_window=4)
     for norm in (1.0, math.inf, 1.0, 1.0):
