@@ -116,7 +116,11 @@ class LocalRunner:
             if not outcome.stood and watch.due():
                 self._end_stuck(outcome, spec, no_progress_s)
 
-        self._follow(outcome, look)
+        try:
+            self._follow(outcome, look)
+        finally:
+            if request is None:  # no rank is left that could complete what one of them was saving
+                folders.tidy(folder / CHECKPOINTS, None)
         spool.bound(over=True)
         return outcome
 

@@ -1,10 +1,13 @@
-"""A fork server for a test: ranks train as usual, but rank 1 fails in the middle of a step, with messages in flight."""
+"""A fork server for a test: ranks train as usual, but rank 1 fails in the middle of a step, with messages in flight, or
+of a save where there is one.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from parallel_core.engine import storage
 from parallel_core.engine.executor import BaseExecutor
 from parallel_core.launch_rank import RankArgs, engine
 from parallel_core.launch_server import main
@@ -27,14 +30,20 @@ def be_rank(args: RankArgs, sink: FileSink, page: Progress) -> None:
             raise ValueError("a fault of the code")
         return backward(self, op)
 
-    if args.rank == 1:
+    def cut_short(shares: object, file: Path, tell: object) -> None:
+        file.write_bytes(b"a part")
+        raise ValueError("a fault of the code")
+
+    if args.rank == 1 and args.spec.train.checkpoint_every:
+        storage.write = cut_short  # type: ignore[assignment]
+    elif args.rank == 1:
         BaseExecutor._backward = fails  # type: ignore[method-assign]
     engine()(args, sink, page)
 
 
-def failed(folder: Path, device: str) -> Outcome:
-    """The outcome of a two-rank run in which rank 1 fails with messages in flight."""
-    train = {"global_batch": 8, "steps": 6, "warmup_steps": 1, "device": device}
+def failed(folder: Path, device: str, checkpoint_every: int = 0) -> Outcome:
+    """The outcome of a two-rank run in which rank 1 fails with messages in flight, or in its first save."""
+    train = {"global_batch": 8, "steps": 6, "warmup_steps": 1, "device": device, "checkpoint_every": checkpoint_every}
     spec = RunSpec.model_validate(
         {"model": MODEL, "parallel": {"pp": 2, "schedule": "1f1b", "micro_batches": 4}, "train": train}
     )

@@ -20,6 +20,7 @@ from parallel_core.engine.checkpoint import Saver
 from parallel_core.local import LocalRunner
 from parallel_core.observe.records import FileSink, events_path
 from parallel_core.spec import RunSpec
+from tests.parallel_core.failing_ranks import failed
 from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_checkpoint import alone, save, spec_of
 
@@ -185,6 +186,13 @@ def test_a_run_on_this_host_publishes_nothing_of_a_killed_one(runner: LocalRunne
     assert runner.run(spec, tmp_path).ok
     assert [path.name for path in saved.iterdir()] == ["step-00000001"]
     assert {path.name for path in folders.path_of(saved, 1).iterdir()} == {"rank-0.bin", manifests.FILE}
+
+
+@pytest.mark.full
+def test_a_run_on_this_host_that_fails_in_a_save_leaves_no_part_of_it(tmp_path: Path) -> None:
+    outcome = failed(tmp_path, "cpu", checkpoint_every=2)
+    assert "Rank 1 failed" in outcome.failure() and "a fault of the code" in outcome.failure()
+    assert list((tmp_path / folders.CHECKPOINTS).iterdir()) == []
 
 
 @pytest.mark.parametrize("renames", [1, 2, 3])
