@@ -233,7 +233,7 @@ class Saver:
                 self._publish(where, saved, began)
         except CheckpointError as error:
             self._error = error
-        except Exception as error:
+        except BaseException as error:  # any: that a thread has ended tells nobody, and the run goes on
             why = str(error) or type(error).__name__
             self._error = CheckpointError(f"The checkpoint of step {saved.step} could not be written: {why}")
             self._error.__cause__ = error  # with its own traceback, and for want of memory told as that

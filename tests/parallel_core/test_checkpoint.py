@@ -268,6 +268,19 @@ def test_a_save_that_runs_out_of_memory_is_told_as_that(tmp_path: Path, monkeypa
     assert "in full\n" in "".join(traceback.format_exception(caught.value))
 
 
+def test_no_error_of_the_thread_that_writes_goes_unnoticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that is no Exception either, such as the panic of an extension."""
+    saver = checkpoint.Saver(alone(), CheckpointConfig(tmp_path / "run"), FileSink(tmp_path, 0))
+
+    def panic(*_: object) -> None:
+        raise BaseException("panic")
+
+    monkeypatch.setattr(folders, "write_part", panic)
+    saver.save(1)
+    with pytest.raises(CheckpointError, match="The checkpoint of step 1 could not be written: panic"):
+        saver.wait()
+
+
 def test_a_piece_is_compared_with_the_parameters_next_to_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ZeRO there are as many pieces as parameters or buckets, so all pairs would be too many."""
     trainer, compared = alone(spec_of({"layers": 8})), list[int]()
