@@ -311,5 +311,7 @@ def test_a_column_appears_with_the_first_value_in_it_and_every_cell_stays_in_its
         row = page.locator(f"#run-{run}")
         expect(row.locator("[data-title='Held out']")).to_have_text("2.5")
         assert row.locator("td, th").count() == page.locator(".runs-table thead th").count()
+        page.set_viewport_size({"width": 1440, "height": 900})
+        assert page.eval_on_selector(".runs-table", "table => table.offsetWidth <= table.parentElement.clientWidth")
     finally:
         yard.query(f"Run.objects.filter(pk={run}).update(held_out=None, notes='')")

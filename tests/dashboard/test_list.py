@@ -102,6 +102,8 @@ def test_a_disturbed_run_says_so_beside_its_step_time(reader: Client, alice: Any
     assert page.count("read the timing with care") == 1
     row = page[page.index(">disturbed</a>") :]
     assert "Other processes used 64 % of one of its devices" in row[: row.index("</tr>")]
+    make(alice, "text", state=State.SUCCEEDED, step_time=None, summary={"cpu_others": 0.64})
+    assert "≈ </span>" not in reader.get("/runs/?q=text").content.decode(), "there is no step time to doubt"
 
 
 def test_runs_of_one_strategy_are_told_apart_by_their_models_and_precisions(reader: Client, alice: Any) -> None:
