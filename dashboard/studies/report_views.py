@@ -74,7 +74,7 @@ def _content(request: HttpRequest, study: Study) -> dict[str, Any]:
     said, chosen = _said(study, view), _chosen(request, view)
     context = {
         **said,
-        "verdict": streams.verdict(said["verdict"], view, stream_charts),
+        "verdict": streams.verdict(study.kind, said["verdict"], view, stream_charts),
         "answers": [*said["answers"], *stream_answers],
         "judgement": findings.of_overview(view),
         "postmortem": postmortem.of_study(study, view),

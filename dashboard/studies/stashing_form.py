@@ -8,7 +8,7 @@ from typing import Any
 from django import forms
 
 from dashboard.fields import WholeNumber
-from dashboard.studies import services, variants
+from dashboard.studies import services, streams, variants
 from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import UNSCALED, TrainingForm, fleet_sentence
 from dashboard.studies.models import Study
@@ -23,7 +23,7 @@ TIMED_STEPS = 100
 class StashingForm(TrainingForm):
     """What stashing buys: 1F1B with its flush, all schedules without a flush, and DP."""
 
-    kind = "stashing"
+    kind = streams.KIND
     title = "What stashing buys"
     template_name_own = "studies/new_matrix.html"
     fine_fields = tuple(path for path in UNSCALED if path != "train.clip")  # all clip by stage

@@ -24,6 +24,7 @@ from parallel_core.analysis.target import least, reached, window
 from parallel_core.analysis.versions import Use, uses
 from parallel_core.schedule import build
 
+KIND = "stashing"
 MOST_COLUMNS = 16
 """The most micro-batches in the grid of versions; more could not be read."""
 
@@ -40,11 +41,12 @@ def of_overview(view: Overview, target: float | None) -> tuple[dict[str, Chart],
     return {chart.key: chart for chart in made}, _against_dp(view, streams)
 
 
-def verdict(said: Sequence[str], view: Overview, charts: Mapping[str, Chart]) -> list[str]:
-    """The sentences `said`, with the end of the race to a loss before those on step times, but after the warnings that
-    are in front of these: runs without a flush update by other rules, so the shortest step need not train fastest."""
+def verdict(kind: str, said: Sequence[str], view: Overview, charts: Mapping[str, Chart]) -> list[str]:
+    """The sentences `said` of a study of that kind. One of what stashing buys also has the end of the race to a loss
+    before those on step times, but after the warnings that are in front of these: its runs update by different rules,
+    so the shortest step need not train fastest."""
     raced = charts.get("target")
-    if raced is None or raced.title == target_chart.NOBODY or view.base is None or view.open:
+    if kind != KIND or raced is None or raced.title == target_chart.NOBODY or view.base is None or view.open:
         return list(said)
     return [*said[: view.warned_first], raced.title, *said[view.warned_first :]]
 

@@ -159,6 +159,8 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
         "legend": LEGEND,
         "words": words_of(specs),
         "clone": clone_address(study),
+        "losses_first": study.side_by_side or bool(view.lead),
+        "race_first": study.kind == streams.KIND and "target" in live["charts"],
     }
     return render(request, "studies/page.html", live | context)
 
@@ -188,7 +190,7 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
         "answers": [*answers.of_overview(alike), *stream_answers],
         "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **held_out.chart(view), **stream_charts}
         | scaling.of_overview(study, view),
-        "verdict": streams.verdict(scaling.verdict(study, view), view, stream_charts),
+        "verdict": streams.verdict(study.kind, scaling.verdict(study, view), view, stream_charts),
         "may_change": may_change(request.user, study),
         "again": reruns.offer(study.runs.all()) if may_change(request.user, study) else "",
         "unfinished": reruns.unfinished(study.runs.all()) if may_change(request.user, study) else "",

@@ -60,6 +60,14 @@ def study(alice: Any) -> Study:
 FOUND = "Lowest final loss: 2.731, lr = 0.01; next 2.981."
 
 
+def test_the_page_shows_losses_first_where_they_are_what_is_compared(reader: Client, study: Study) -> None:
+    page = reader.get(f"/studies/{study.pk}/").content.decode()
+    assert page.count('id="loss"') == 1 and page.index('id="loss"') < page.index('aria-label="Speedup"')
+    Study.objects.filter(pk=study.pk).update(kind="scaling")
+    page = reader.get(f"/studies/{study.pk}/").content.decode()
+    assert page.count('id="loss"') == 1 and page.index('id="loss"') > page.index('aria-label="Speedup"')
+
+
 def test_the_lowest_final_loss_leads_and_rows_stand_in_its_order(study: Study) -> None:
     view = view_of(study)
     assert labels(view) == ["lr = 0.01", "lr = 0.1", "lr = 0.001", "lr = 30"]

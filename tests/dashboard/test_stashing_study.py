@@ -111,6 +111,7 @@ def test_page_has_versions_target_and_memory(study: Study, alice: Any) -> None:
     assert "Weight versions" in text and "Time to a loss" in text
     first = re.search(r'<p class="verdict"><strong>(.+?)</strong>', text)
     assert first and " reaches loss " in first[1], "a shorter step alone says nothing where updates differ"
+    assert text.count('id="target"') == 1 and text.index('id="target"') < text.index('aria-label="Speedup"')
     assert "Memory against DP" in text
     assert "PP-1F1B async, no stash goes backward through weights 1 micro-batch newer than forward." in text
     # not even DP, which clips all gradients together
