@@ -153,8 +153,10 @@ _NEEDED = {
 
 
 NAME_OR_NONE = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"
+MOMENT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[+-][0-9]{2}:[0-9]{2})?)?$"
 PATTERNS = {
-    NAME_OR_NONE: "a name, not a path: at most 64 letters, digits, '.', '_' and '-', the first a letter or digit"
+    NAME_OR_NONE: "a name, not a path: at most 64 letters, digits, '.', '_' and '-', the first a letter or digit",
+    MOMENT: "a date such as 2026-11-27, or a date and time such as 2026-11-27T12:30Z",
 }
 """A field's pattern -> what it asks for, in words."""
 _WORDS = {
@@ -187,6 +189,8 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
         return f"{needed} is needed{got}."
     if kind == "string_too_short":
         return f"At least {plural_text(ctx['min_length'], 'character')}."
+    if kind == "too_short":
+        return f"At least {ctx['min_length']} {'entry' if ctx['min_length'] == 1 else 'entries'}."
     if "pattern" in ctx:
         ctx = ctx | {"words": PATTERNS.get(ctx["pattern"], f"of the form {ctx['pattern']}")}
     return _WORDS[kind].format(got=got, **ctx) if kind in _WORDS else message

@@ -17,6 +17,7 @@ from dashboard.runs.spreading import MOST_HOSTS
 from parallel_core import limits
 from parallel_core.generation_request import MAX_SAMPLES, Token
 from parallel_core.limits import MAX_PROMPT
+from parallel_core.rules import MOMENT
 from parallel_core.spec import RunSpec
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ Moment = Annotated[
     str,
     Field(
         max_length=32,
-        pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[+-][0-9]{2}:[0-9]{2})?)?$",
+        pattern=MOMENT,
         examples=["2026-11-27"],
     ),
 ]

@@ -66,7 +66,8 @@ def openapi(request: HttpRequest) -> HttpResponse:
 
 @api.exception_handler(Invalid)
 def invalid(request: HttpRequest, error: Invalid) -> HttpResponse:
-    return json_error(422, "Nothing was queued or kept; see the fields.", error.field_errors)
+    kept = "The request does not fit" if request.method == "GET" else "Nothing was queued or kept"
+    return json_error(422, f"{kept}; see the fields.", error.field_errors)
 
 
 @api.exception_handler(ValidationError)

@@ -19,6 +19,9 @@ JSON = "application/json"
     ("path", "body", "status", "field", "said"),
     [
         ("runs?sort=nosuch", None, 422, "sort", "Must be of the form ^-?(id|name|"),
+        ("runs?created_after=yesterday", None, 422, "created_after", "Must be a date such as 2026-11-27, or"),
+        ("runs?q=train.lr%3Dabc", None, 422, "", "The request does not fit; see the fields."),
+        ("studies", '{"name": "a", "runs": []}', 422, "runs", "At least 1 entry."),
         ("links", '{"first": "", "second": "b"}', 422, "first", "At least 1 character."),
         ("runs", "{", 400, "", "The body is no JSON; send an object with named fields."),
     ],
