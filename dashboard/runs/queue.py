@@ -103,7 +103,7 @@ def _planned(runs: list[Run], places: Sequence[int], whys: Sequence[Wait] = ()) 
         why, names = outcome.waits.get(run.pk, (None, ()))
         if whys and why not in whys:
             continue
-        more = f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""
+        more = f" {plural_text(ahead, 'run')} ahead." if ahead and why is not None else ""
         full = tuple(host.name for host in fleet.named(names)) if why in FULL else ()
         if why is Wait.SIBLING:
             full = active.get(run.study_id or 0, ())

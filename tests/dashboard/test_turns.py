@@ -148,6 +148,14 @@ def test_a_run_far_back_in_the_queue_says_what_no_end_of_another_run_changes(
     assert queue.waiting(third).sentence == "Waits for its turn: 2 runs ahead."
 
 
+def test_runs_that_start_now_do_not_say_that_others_are_ahead(alice: Any) -> None:
+    factory.worker("yard-a", devices=2)
+    for _ in range(3):
+        factory.queued(alice)
+    said = [one.sentence for one in queue.everyone_waiting().values()]
+    assert said[:2] == ["Starts now."] * 2 and said[2].endswith("yard-a has 0 free. 2 runs ahead.")
+
+
 def test_so_do_lists_of_runs(member: Client, alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "PLANNED", 1)
     monkeypatch.setattr(queue, "CLOSELY", 2)
