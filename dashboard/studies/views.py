@@ -294,8 +294,9 @@ def save_baseline(request: HttpRequest, pk: int) -> HttpResponse:
     if not may_change(request.user, study):
         raise PermissionDenied("Only the study's owner and admins may keep another baseline.")
     with transaction.atomic():
-        # the run stays until then
-        runs = study.runs.select_for_update(no_key=True)
+        # both stay until then; the study first, as who deletes it with its runs
+        locked = get_object_or_404(Study.objects.select_for_update(no_key=True), pk=pk)
+        runs = locked.runs.select_for_update(no_key=True)
         run = get_object_or_404(runs, pk=number(request.POST.get("baseline")) or 0)
         Study.objects.filter(pk=pk).update(baseline=run)
     return redirect("studies:page", pk=pk)

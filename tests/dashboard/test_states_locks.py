@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import QuerySet
+from django.test import Client
 
 from dashboard.fleet import services as fleet
 from dashboard.fleet.models import Worker
@@ -126,6 +128,29 @@ def test_the_baseline_of_a_study_is_deleted_while_it_is_run_again(alice: Any, me
     assert (len(queued), deleted) == (2, 1)
     assert not Run.objects.filter(pk=first).exists() and Study.objects.get().baseline is None
     assert study.runs.filter(repeats=None).count() == 2, "the run that repeats it stands for its setting"
+
+
+@several_writers
+def test_a_baseline_is_kept_although_its_study_is_about_to_be_deleted(
+    alice: Any, member: Client, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that are locked in different orders PostgreSQL would end either request."""
+    study, update = of_two(alice), QuerySet.update
+    body = {"baseline": study.runs.get(position=1).pk}
+
+    def late_update(rows: Any, **values: Any) -> int:
+        if "baseline" in values:
+            meeting.here()
+        return update(rows, **values)
+
+    def delete() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET deadlock_timeout = '60s'")
+        study_removal.delete(study=study, user=alice)
+
+    monkeypatch.setattr(QuerySet, "update", late_update)
+    kept, deleted = meeting.of(lambda: member.post(f"/studies/{study.pk}/baseline/", body), delete)
+    assert (kept.status_code, deleted) == (302, None) and not Study.objects.exists()
 
 
 @several_writers
