@@ -10,6 +10,7 @@ from dashboard.runs.models import Run
 from dashboard.runs.run_files import Files
 from dashboard.runs.submission import offered_to
 from parallel_core.analysis.quantities import bytes_text
+from parallel_core.data.corpus import CorpusError
 from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage
 from parallel_core.spec import RunSpec
 
@@ -24,6 +25,8 @@ def fix(run: Run) -> str:
         return _less_memory(run)
     if "ReplicasDiffer" in run.detail:
         return "Resume from an earlier checkpoint, on another device: a device or its memory changed a value."
+    if f"{CorpusError.__name__}: " in run.detail:
+        return f"{_again(run)} once the right data are where its worker reads them."
     if NO_SPACE in run.detail:
         return f"{_again(run)} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
     if run.resume_run and _of_its_checkpoint(run):

@@ -43,6 +43,8 @@ CAUSES = {
     "not_finite": "loss not finite",
     "time_limit": "time limit",
 }
+OF_ERRORS = {"ReplicasDiffer": "replicas differ", "CorpusError": "the data it reads"}
+"""Causes by the class of a rank's error, which stands in the detail."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def cause_of(run: Run) -> str:
     """Why the run ended, in few words; '' if it has not ended, or its state says why."""
     if run.state == State.LOST:
         return ""
-    return "replicas differ" if "ReplicasDiffer" in run.detail else CAUSES.get(run.cause, run.cause)
+    named = next((words for error, words in OF_ERRORS.items() if f"{error}: " in run.detail), "")
+    return named or CAUSES.get(run.cause, run.cause)
 
 
 def verdict(run: Run) -> Verdict:

@@ -38,6 +38,16 @@ def test_replicas_that_differ_are_no_error_in_the_code(reader: Client, alice: An
     assert "Failed: replicas differ" in said and "an error in the training code" not in said
 
 
+def test_data_that_are_not_those_it_began_with_are_no_error_in_the_code(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    detail = "Rank 0 failed before its first step in building: CorpusError: train.corpus: tokens:web is another"
+    factory.end(run, State.FAILED, detail, "user_code")
+    said = html(reader, run)
+    assert "Failed: the data it reads" in said and "an error in the training code" not in said
+    assert "Clone it once the right data are where its worker reads them." in said
+
+
 def test_a_run_cancelled_in_the_queue_took_no_time(reader: Client, alice: Any) -> None:
     run = factory.queued(alice)
     Run.objects.filter(pk=run.pk).update(queued_at=timezone.now() - timedelta(hours=5))
