@@ -115,7 +115,10 @@ def _best(request: Request, usable: list[Host], reserved: set[str], group: Calla
 
 def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> Found:
     preferred = [host for host in capable if host.name == request.prefer]
-    capable = preferred or sorted(capable, key=lambda host: _rank(host, len(host.spare(request)), request.exclusive))
+    for_all = [host for host in capable if len(host.having(request)) >= request.widest]
+    capable = preferred or sorted(
+        for_all or capable, key=lambda host: _rank(host, len(host.spare(request)), request.exclusive)
+    )
     unreserved = [host for host in capable if host.name not in reserved]
     for host in unreserved:
         if _fits(request, host, request.devices):

@@ -16,6 +16,7 @@ class Request:
     """A queued run. `study` is set only for exclusive runs of a study.
 
     - `prefer`: the host that its siblings ran on, or that has its own checkpoints.
+    - `widest`: devices of the largest run that its study has yet to place on one host, as its runs are to be compared.
     - `needs`: hosts that have what the run reads; () = any will do.
     - `among`: hosts that the run is about; it needs all of them.
     - `over`: hosts that share what it writes, the only ones over which it may be spread; () = any.
@@ -35,6 +36,7 @@ class Request:
     exclusive: bool = False
     study: int | None = None
     prefer: str = ""
+    widest: int = 0
     needs: tuple[str, ...] = ()
     hosts: int = 0
     alone: bool = False

@@ -6,9 +6,9 @@ less memory than the fullest rank is predicted to need, nor on others than those
 with a requested profile only where no other is free. An `exclusive` run needs idle hosts as a whole and blocks them; it
 waits for those that are expected to be idle soonest. A run that has to wait reserves the hosts it waits for, so that
 later, smaller runs cannot starve it; of a type of device that was chosen for it, only those devices, unless it needs
-the hosts as a whole. Exclusive runs of one study go one after another, on the same host while that is connected,
-because they are meant to be compared; one that no known host can take waits alone. A host that is absent for a short
-time still counts for that, or the study would be split over two hosts.
+the hosts as a whole. Exclusive runs of one study go one after another, on the same host while that is connected, first
+on one where all of them have room, because they are meant to be compared; one that no known host can take waits alone.
+A host that is absent for a short time still counts for that, or the study would be split over two hosts.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from django.db.models import Max
+
 from dashboard.control.dispatch import resume_from
 from dashboard.control.hosts import NOBODY, Request
 from dashboard.fleet.selectors import kind_of
@@ -50,7 +52,7 @@ class Beginnings:
 
 def requests(runs: Sequence[Run], beginnings: Beginnings | None = None) -> list[Request]:
     """The runs as requests for `placement.plan`; `beginnings`: those of these runs, if they are known."""
-    known = beginnings or Beginnings(runs)
+    known, widest = beginnings or Beginnings(runs), _widest(runs)
     return [
         Request(
             run=run.pk,
@@ -59,6 +61,7 @@ def requests(runs: Sequence[Run], beginnings: Beginnings | None = None) -> list[
             exclusive=run.exclusive,
             study=_series_of(run),
             prefer=known.own[run.pk].worker if run.pk in known.own else prefer,
+            widest=widest.get((_series_of(run), kind_of(run)), 0),
             hosts=run.host_count,
             alone=bool(known.why_alone(run)),
             over=known.files.reach(run.spec, resumes=run.resume_run_id is not None),
@@ -76,6 +79,15 @@ def requests(runs: Sequence[Run], beginnings: Beginnings | None = None) -> list[
 
 def _series_of(run: Run) -> int | None:
     return run.study_id if run.exclusive else None
+
+
+def _widest(runs: Sequence[Run]) -> dict[tuple[int | None, str], int]:
+    """For each timed study of these runs and kind of device: see `Request.widest`."""
+    if not (studies := {_series_of(run) for run in runs} - {None}):
+        return {}
+    queued = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None, exclusive=True)
+    each = queued.filter(study__in=studies, host_count__lt=2).values_list("study", "spec__train__device")
+    return {(study, kind): devices for study, kind, devices in each.annotate(Max("devices"))}
 
 
 def _preferences(runs: Sequence[Run]) -> list[str]:

@@ -187,7 +187,8 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
     if why is Wait.WHOLE_HOST and not asks.exclusive:
         return f"Waits for {run.devices} {word}: a timed run has {names} to itself."
     if why is Wait.WHOLE_HOST:
-        return f"Waits for {run.devices} {word}: {names} must be idle, as timed runs share a host with nothing."
+        alone = f"timed runs share a host with nothing{_as_siblings_need(asks, fleet)}"
+        return f"Waits for {run.devices} {word}: {names} must be idle, as {alone}."
     if why is Wait.RESERVED:
         return f"Waits for {run.devices} {word} on {names}, which a run ahead is waiting for."
     free = sum(len(host.spare(asks)) for host in awaited)
@@ -198,6 +199,12 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
     if len(awaited) == 1:
         return f"Waits for {run.devices} {word} on one host: {names} has {free} free."
     return f"Waits for {run.devices} {word} on {len(awaited)} hosts: {names} have {free} free."
+
+
+def _as_siblings_need(asks: Request, fleet: Sequence[Host]) -> str:
+    """`, and its study has a run for 4`: why the run does not go to a smaller host, if there is one."""
+    smaller = any(host.open and asks.devices <= len(host.having(asks)) < asks.widest for host in fleet)
+    return f", and its study has a run for {asks.widest}" if smaller else ""
 
 
 def _if_some_are_smaller(asks: Request, awaited: list[Host]) -> str:

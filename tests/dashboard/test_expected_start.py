@@ -88,6 +88,18 @@ def test_an_exclusive_run_waits_for_the_worker_that_is_idle_soonest(alice: Any, 
     assert [run for run, _ in verdict(timed).holding] == [others[1]]
 
 
+def test_a_study_waits_for_the_worker_on_which_all_its_runs_have_room(alice: Any) -> None:
+    factory.worker("yard-a", devices=4)
+    factory.start(factory.queued(alice))
+    factory.worker("yard-b", devices=2)
+    study = Study.objects.create(name="Timed", owner=alice)
+    first, widest = (factory.queued(alice, {"dp": dp}, study=study, position=dp) for dp in (1, 4))
+    said = "Waits for 1 CPU device: yard-a must be idle, as timed runs share a host with nothing"
+    assert verdict(first).sentence == f"{said}, and its study has a run for 4."
+    states.cancel_queued(widest)
+    assert verdict(first).sentence == "Starts now."
+
+
 def test_it_names_the_day_unless_that_is_today(alice: Any) -> None:
     holder(alice, left_s=600)
     queued(alice, seconds=24 * 3600)

@@ -308,6 +308,16 @@ def test_an_exclusive_run_waits_for_the_host_that_is_idle_soonest() -> None:
     )
 
 
+def test_the_runs_of_a_study_wait_for_a_host_on_which_all_have_room() -> None:
+    """Else the first ones would go to a smaller one, and be compared with larger ones elsewhere."""
+    large, small = host("large", 4, free=3), host("small")
+    first = ask(1, exclusive=True, study=7, widest=4)
+    assert plan([first], [large, small]).waits == {1: (Wait.WHOLE_HOST, ("large",))}
+    assert placed(plan([first], [large.ready(), small]))[1][0].host == "large"
+    assert placed(plan([replace(first, widest=8)], [large, small]))[1][0].host == "small", "no host has room for all"
+    assert placed(plan([replace(first, prefer="small")], [large, small]))[1][0].host == "small", "they began there"
+
+
 def test_exclusive_is_not_beside_what_holds_a_device_that_cannot_be_used() -> None:
     """All devices that the host still lists are free then."""
     held = host(held=True)
