@@ -152,6 +152,7 @@ class LocalRunner:
             read()
         with suppress(KeyboardInterrupt):  # nothing is left that could be stopped
             read()
+            folders.tidy(outcome.folder / CHECKPOINTS, None)  # nor any rank that could complete what it was saving
 
     def _end_stuck(self, outcome: Outcome, spec: RunSpec, limit_s: float) -> None:
         """Records where the ranks are while they are still there, and ends them."""
