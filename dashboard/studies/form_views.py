@@ -111,7 +111,8 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
     for row in rows:
         row["seconds"], row["times"] = form.seconds_of(row["variant"]), form.times_of(row["variant"])
     steps = [row["step"] for row in rows if row["step"]]
-    found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": plan.skipped}
+    skipped = [(gone.name, gone.reason) for gone in plan.skipped]
+    found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": skipped}
     found |= {"unchecked": plan.unchecked, "uncounted": plan.uncounted, "note": form.runs_note}
     found["waits"] = reruns.waiting_text(plan.waits)
     found["untimed"] = next((step.untimed for step in steps if step.untimed), None)

@@ -261,6 +261,19 @@ def test_the_form_wants_a_cap_on_cpus_and_leaves_out_what_cannot_fit(client: Cli
     assert not Study.objects.exists()
 
 
+def test_what_holds_no_layer_stands_on_the_page_with_its_reason(client: Client, alice: Any) -> None:
+    factory.worker(devices=2)
+    client.force_login(alice)
+    assert client.post(NEW, {**ASKED, "cap": "2"}).status_code == 302
+    study = Study.objects.latest("pk")
+    assert study.runs.count() == 1
+    for kind in ("fit", "matrix"):  # a page of its own, and that of most kinds
+        Study.objects.filter(pk=study.pk).update(kind=kind)
+        text = " ".join(client.get(f"/studies/{study.pk}/").content.decode().split())
+        assert "1 left out when it was queued" in text
+        assert "<strong>Single</strong> needs 2.2 MiB with 1 layer; there is room for 2 MiB." in text
+
+
 def test_each_search_begins_with_what_fits_the_devices_that_it_can_have(client: Client, alice: Any) -> None:
     """One large GPU, and two small ones on another host: without a cap the room of a run with two ranks is theirs."""
     large, small = 5 << 29, 9 << 28
