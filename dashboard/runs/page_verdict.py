@@ -164,9 +164,10 @@ def _succeeded(run: Run) -> Verdict:
         first += f", {rate_text(rate, target_of(run))}"
     memory = run.summary.get("memory")
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
-    ending = _final_losses(run)
+    risen = _rise(run)
+    ending = "" if risen and not run.summary.get("held_out") else _final_losses(run)
     more = [numerics(run), _busy(run), lateness(run.summary.get("staleness") or {})]
-    return Verdict(f"{early}{_rise(run)}{first}.{second}{ending}", more=" ".join(part for part in more if part))
+    return Verdict(f"{early}{risen}{first}.{second}{ending}", more=" ".join(part for part in more if part))
 
 
 def _rise(run: Run) -> str:

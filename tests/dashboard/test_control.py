@@ -88,6 +88,8 @@ def test_a_whole_life(peer: Peer, controller: Controller, alice: Any) -> None:
     assert "Final loss 42.5, held out 42.5 (lowest 20.5 at step 20)." in verdict(run).sentence
     Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=21, bytes=1, seconds=0.1)
     assert "held out 42.5 (lowest 20.5 at step 20, kept)." in verdict(run).sentence
+    run.summary["held_out"] = None
+    assert "Final loss" not in verdict(run).sentence, "its first sentence has it"
     assert run.summary["timed"]["n"] == 40
     assert run.summary["timed"]["median"] == run.step_time == 23.0
     assert run.summary["final_loss"] == 42.5
