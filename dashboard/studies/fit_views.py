@@ -58,6 +58,7 @@ def page(request: HttpRequest, study: Study) -> HttpResponse:
 def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dict[str, Any]:
     """The context of LIVE_PARTS, and the chart `fit`."""
     found, limit = hunts(runs), _limit(runs)
+    lines = [_line(found, hunt) for hunt in found]
     mine = may_change(request.user, study)
     again = reruns.candidates(study, runs) if mine else []
     return {
@@ -69,7 +70,8 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
         "cancellable": mine and any(run.state not in {*ENDED, State.CANCELLING} for run in runs),
         "limit": limit,
         "verdict": sentences(found, limit),
-        "lines": [_line(found, hunt) for hunt in found],
+        "lines": lines,
+        "over_single": any(line.times for line in lines),
         "charts": {"fit": _chart(found, limit)},
     }
 
