@@ -10,7 +10,7 @@ from typing import Any
 
 from dashboard.runs import break_it
 from dashboard.runs.choice_labels import CHOICE_LABELS
-from dashboard.runs.spec_fields import ENTRIES, leaves, text_of
+from dashboard.runs.spec_fields import ENTRIES, leaf_of, leaves, text_of
 from parallel_core.faults import KINDS
 from parallel_core.schedule.traits import TRAITS
 
@@ -20,8 +20,10 @@ SWITCHED = {"true": "on", "false": "off"}
 
 
 def short_label(path: str) -> str:
-    """A field's label without its explanation: "Early gradients"; '' for a leaf that no form shows."""
-    return _short(ENTRIES[path].label) if path in ENTRIES else ""
+    """A field's label without its explanation: "Early gradients"; that of its list for an entry of one; '' for a leaf
+    that no form shows."""
+    leaf = leaf_of(path)
+    return _short(ENTRIES[leaf].label) if leaf else ""
 
 
 def _short(label: str) -> str:

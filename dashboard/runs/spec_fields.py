@@ -340,11 +340,17 @@ def part_of(spec: RunSpec, paths: Collection[str]) -> dict[str, Any]:
     return part
 
 
-def form_name(path: str) -> str:
-    """The form field at which an error of this path is shown; the path itself if there is none."""
+def leaf_of(path: str) -> str:
+    """The leaf that has a form field for an error of this path, `parallel.cuts` for `parallel.cuts.0`; '' if none."""
     parts = break_it.form_path(path).split(".")
     known = (".".join(parts[:length]) for length in (3, 2))
-    return next((html_name(leaf) for leaf in known if leaf in ENTRIES), path)
+    return next((leaf for leaf in known if leaf in ENTRIES), "")
+
+
+def form_name(path: str) -> str:
+    """The form field at which an error of this path is shown; the path itself if there is none."""
+    leaf = leaf_of(path)
+    return html_name(leaf) if leaf else path
 
 
 NAME_HINT = f"at most {limits.MAX_NAME} characters; empty: the strategy's name"

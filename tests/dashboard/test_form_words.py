@@ -95,6 +95,7 @@ def test_a_page_may_call_a_field_otherwise() -> None:
 def test_an_error_without_its_field_is_told_with_it() -> None:
     assert first_error({"parallel.pp": "Must be at most 8."}) == "Pipeline stages: Must be at most 8."
     assert first_error({"spec": "Is none."}) == "Is none."
+    assert first_error({"parallel.cuts.0": "Must be at least 1."}) == "Stage cuts: Must be at least 1."
 
 
 def test_notes_of_an_imported_trace_name_fields_of_its_run_alone() -> None:
