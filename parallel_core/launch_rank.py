@@ -36,7 +36,10 @@ _MEMORY_WORDS = (
     *(f"cudnn_status_internal_error_{where}_allocation_failed" for where in ("device", "host")),  # since cuDNN 9
     *("cuda failure 2 'out of memory'", "cuda failure 'out of memory'"),  # NCCL's buffers
 )
-_PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
+_PEER_WORDS = (
+    *("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl"),
+    "connection was likely closed",  # that to the store, which rank 0 holds
+)
 _OWN_WORDS = (
     *("ncclinvalidusage", "ncclinvalidargument", "ncclunhandledcudaerror", "ncclinternalerror"),
     "creating shared memory segment",  # in an ncclSystemError, as which refused connections are reported, too

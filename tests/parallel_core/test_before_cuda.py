@@ -233,3 +233,13 @@ def test_a_host_without_cuda_says_so(trace: dict[str, int], tmp_path: Path) -> N
     fault = outcome.last(0, "fault")
     assert fault is not None and fault["type"] == "RuntimeError"
     assert "train.device=cuda, and PyTorch" in fault["message"] and "use train.device=cpu" in fault["message"]
+
+
+def test_a_store_that_is_gone_is_a_peer_that_was_lost() -> None:
+    """Rank 0 holds it: whoever waits for a key while it dies is not at fault."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    other = dist.TCPStore("127.0.0.1", store.port, wait_for_workers=False)
+    del store
+    with pytest.raises(dist.DistNetworkError) as caught:
+        other.get("begins")
+    assert launch_rank._peer_lost(caught.value)
