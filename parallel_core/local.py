@@ -116,11 +116,7 @@ class LocalRunner:
             if not outcome.stood and watch.due():
                 self._end_stuck(outcome, spec, no_progress_s)
 
-        try:
-            self._follow(outcome, look)
-        finally:
-            if request is None:  # no rank is left that could complete what one of them was saving
-                folders.tidy(folder / CHECKPOINTS, None)
+        self._follow(outcome, look)
         spool.bound(over=True)
         return outcome
 
