@@ -21,7 +21,7 @@ from dashboard.runs.turns import queue_order
 from parallel_core.analysis.diagnosis.divergence import SPIKE, skipped_of, what_is_skipped
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work
-from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
+from parallel_core.analysis.quantities import bytes_text, one_of, percent_text, rate_text, seconds_text, significant
 from parallel_core.outline import outline_of
 from parallel_core.plan.strategy import idle_share
 from parallel_core.schedule.text import spoken
@@ -208,14 +208,14 @@ def _busy(run: Run) -> str:
     if count := run.summary.get("other_processes"):
         what = f"Other processes on one of its GPUs: {count}"
         return f"{what}; how much of it they used is not known, so read the timing with care."
-    return disturbance(run.summary.get("cpu_others"))
+    return disturbance(run.summary.get("cpu_others"), run.devices)
 
 
-def disturbance(others: float | None) -> str:
-    """A warning if other processes used more than a tenth of a device (`others` = their share); else ''."""
+def disturbance(others: float | None, devices: int) -> str:
+    """A warning if other processes used more than a tenth of one of the `devices` (`others` = their share); else ''."""
     if others is None or not is_disturbed(others):
         return ""
-    return f"Other processes used {percent_text(others)} of one of its devices: read the timing with care."
+    return f"Other processes used {percent_text(others)} of {one_of(devices)}: read the timing with care."
 
 
 def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:

@@ -122,6 +122,11 @@ def plural_text(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('h') else 's'}"
 
 
+def one_of(devices: int) -> str:
+    """`one of its devices`, or `its device` of a run that has only one."""
+    return "one of its devices" if devices > 1 else "its device"
+
+
 _WORD = re.compile(r"[a-z](?:[a-z'’]*[a-z])?[,;.]?(?:\s|$)")
 """A plain word at the beginning of a text, as opposed to a literal (`zero=3`, `looped-bfs`, `1f1b`)."""
 

@@ -19,6 +19,7 @@ from parallel_core.analysis.quantities import (
     listed_text,
     minus_text,
     ns_text,
+    one_of,
     percent_text,
     plural_text,
     ratio_text,
@@ -301,7 +302,7 @@ def _busy(result: Result) -> str:
 def _why(result: Result) -> str:
     """What slowed a run: other processes, else the largest component of its traced step besides compute."""
     if result.taken:
-        return f"; other processes took {percent_text(result.taken)} of one of its devices"
+        return f"; other processes took {percent_text(result.taken)} of {one_of(result.devices)}"
     if result.breakdown is None or not result.breakdown.total:
         return ""
     name = max(_LOSSES, key=result.breakdown.share)

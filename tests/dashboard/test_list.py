@@ -97,7 +97,7 @@ def test_every_column_sorts_both_ways(reader: Client, alice: Any, column: str) -
 
 def test_a_disturbed_run_says_so_beside_its_step_time(reader: Client, alice: Any) -> None:
     for name, others in (("calm", 0.02), ("unknown", None), ("disturbed", 0.64)):
-        make(alice, name, state=State.SUCCEEDED, step_time=0.1, summary={"cpu_others": others})
+        make(alice, name, state=State.SUCCEEDED, step_time=0.1, devices=2, summary={"cpu_others": others})
     page = reader.get("/runs/").content.decode()
     assert page.count("read the timing with care") == 1
     row = page[page.index(">disturbed</a>") :]

@@ -160,8 +160,10 @@ def test_why_one_is_fastest_and_one_is_slowest_is_said() -> None:
     alone = replace(DP, devices=1)
     assert sentences.fastest([SINGLE, alone], SINGLE).endswith("; 80 % of its step is compute.")
     assert sentences.fastest([SINGLE, replace(DP, breakdown=None)], SINGLE).endswith("(79 % of ideal).")
-    taken = replace(NAIVE, taken=0.7)
+    taken = replace(NAIVE, taken=0.7, devices=2)
     assert sentences.slowest([SINGLE, taken], SINGLE).endswith("; other processes took 70 % of one of its devices.")
+    alone = replace(taken, devices=1)
+    assert sentences.slowest([SINGLE, alone], SINGLE).endswith("; other processes took 70 % of its device.")
     assert sentences.disturbed_baseline(SINGLE) == ""
     assert sentences.disturbed_baseline(replace(SINGLE, taken=0.63)).startswith("The baseline, Single, was disturbed: ")
 

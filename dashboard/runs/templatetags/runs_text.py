@@ -71,7 +71,7 @@ def _outline(run: Run) -> Outline | None:
 @register.filter
 def disturbed(run: Run) -> str:
     """For a run of a list: why its timing is to be read with care; else ''."""
-    return disturbance(getattr(run, "others", None))
+    return disturbance(getattr(run, "others", None), run.devices)
 
 
 @register.filter
