@@ -47,8 +47,9 @@ Buffers = dict[str, Pieces]
 """Kind of state -> the parts of that flat buffer which this rank holds. Kinds: "value", "main", and the optimizer's:
 "mean" and "square" of AdamW, "momentum" of SGD."""
 
-REPORT_INTERVAL_S = 5.0
-"""Interval in seconds at which a rank waiting for its save reports progress to the watchdog."""
+REPORT_INTERVAL_S = 1.0
+"""Interval in seconds at which a rank waiting for its save reports progress to the watchdog, and asks for the other
+ranks: one that has ended, on another host, is noticed then."""
 PARTS_S = 600.0
 """Seconds that rank 0 waits for the other ranks' parts before the save fails."""
 

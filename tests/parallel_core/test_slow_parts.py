@@ -5,6 +5,7 @@ hangs.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,6 +77,23 @@ def test_who_waits_for_a_save_says_so_while_it_is_written(tmp_path: Path, monkey
     saver.wait()
     where = progress.read(tmp_path, 0)
     assert where is not None and (where.step, where.op) == (2, "saving")
+
+
+def test_who_waits_for_a_save_looks_for_the_other_ranks_every_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part of a rank that has ended on another host never comes, and nobody else tells of its end."""
+    joined: list[float] = []
+    saver = checkpoint.Saver(
+        Trainer(SPEC, 0, Groups(), CpuDevice(), Progress(tmp_path, 0)),
+        CheckpointConfig(tmp_path / "kept"),
+        FileSink(tmp_path, 0),
+    )
+    saver.save(2)
+    join = noting(threading.Thread.join, joined, lambda _, timeout: timeout)
+    monkeypatch.setattr(threading.Thread, "join", join)
+    saver.wait()
+    assert joined and max(joined) <= 1
 
 
 def test_a_file_goes_to_disk_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
