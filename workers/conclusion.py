@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
+from parallel_core.checkpoint.folder import drop_saves
 from workers.attempt import Attempt
 from workers.ending import Ending
 from workers.folder import Folder, Meta
@@ -49,7 +51,9 @@ class Ends:
 
     def settle(self, number: int) -> None:
         """Empties the folder after the relay has let go of it, in the relay's thread, which is then the only one to
-        write there."""
+        write there. What a killed rank left of a save goes, too: no later attempt may come to tidy up."""
+        with contextlib.suppress(OSError):
+            drop_saves(self._settings.checkpoints, number)
         folder = Folder(self._settings.attempts / str(number))
         self._roll.remove(number)
         if folder.path.exists():

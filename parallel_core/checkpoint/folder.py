@@ -114,6 +114,12 @@ def tidy(folder: Path, attempt: int | None) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def drop_saves(base: Path, attempt: int) -> None:
+    """Removes what an attempt that is over left incomplete in any folder of checkpoints below `base`."""
+    for path in base.glob(f"*/{_SAVING}{attempt}-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def saving(folder: Path, attempt: int, step: int) -> Path:
     """The folder in which ranks write until the checkpoint is complete; created if missing."""
     path = folder / f"{_SAVING}{attempt}-{step:08}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from parallel_core.checkpoint.folder import saving
 from parallel_core.known_fields import later
 from tests.workers.harness import tiny
 from workers import checkpoints, devices
@@ -81,6 +82,15 @@ def test_a_settled_folder_is_only_a_claim(tmp_path: Path) -> None:
     folder.settle()
     assert unsettled(tmp_path) == []
     assert Folder.claim(tmp_path, 4) is None
+
+
+def test_what_a_settled_attempt_left_of_a_save_goes(tmp_path: Path) -> None:
+    worker = Worker(Settings("a", "redis://yard.invalid:6379", tmp_path, tmp_path))
+    saves = worker.settings.checkpoints
+    mine, others = saving(saves / "7-ab", 4, 10), [saving(saves / "7-ab", 41, 10), saving(saves / "8", 5, 10)]
+    (mine / "rank-0.bin").write_bytes(b"half")
+    worker.supervisor._ends.settle(4)
+    assert not mine.exists() and all(path.exists() for path in others)
 
 
 def test_old_folders_are_removed(tmp_path: Path) -> None:
