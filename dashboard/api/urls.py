@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django.urls import URLPattern, URLResolver, path, re_path
 from django.views.decorators.csrf import csrf_exempt
 
-from dashboard.api import reference
+from dashboard.api import parameters, reference
 from dashboard.api.v1 import api
 from dashboard.api.waiting import patient
 from dashboard.errors import json_error
@@ -21,12 +21,14 @@ OF_ONE_RUN = ("get_run", "edit_run", "delete_run")
 
 
 def authenticates_itself(view: View) -> View:
-    """Wraps an API view: lets it authenticate requests itself, without login and CSRF middleware, and makes 405 a JSON
-    error."""
+    """Wraps an API view: lets it authenticate requests itself, without login and CSRF middleware, makes 405 a JSON
+    error, and refuses query parameters that a readable address does not have."""
 
     @wraps(view, updated=())
     def entered(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         response = view(request, *args, **kwargs)
+        if response.status_code < 300 and (wrong := parameters.unknown(request)):
+            return json_error(422, "The request does not fit; see the fields.", wrong)
         if response.status_code != 405:
             return response
         refused = json_error(405, f"{request.method} is not possible here; try {response.headers['Allow']}.")

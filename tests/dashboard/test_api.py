@@ -263,3 +263,20 @@ def test_a_message_does_not_say_what_was_given_unless_it_knows(client: Client, a
     answer = post(client, {"spec": {"train": {"lr": -1, "steps": "x"}}}, bearer(alice, Scope.SUBMIT)).json()
     said = answer["error"]["fields"]
     assert said == {"train.lr": "Must be more than 0.", "train.steps": "A whole number is needed."}
+
+
+@pytest.mark.parametrize(
+    ("address", "wrong"),
+    [
+        ("runs?limit=4", "limit"),
+        ("runs?state=queued&sate=failed", "sate"),
+        ("workers?name=vm", "name"),
+    ],
+)
+def test_a_parameter_that_an_address_does_not_have_is_named(member: Client, address: str, wrong: str) -> None:
+    answer = member.get(f"/api/v1/{address}")
+    error = answer.json()["error"]
+    assert answer.status_code == 422 and list(error["fields"]) == [wrong]
+    assert error["fields"][wrong].startswith("There is no such parameter; ")
+    assert member.get("/api/v1/runs?state=queued&per_page=3").status_code == 200
+    assert Client().get(f"/api/v1/{address}").status_code == 401, "nothing is told before sign-in"
