@@ -117,9 +117,10 @@ def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Ca
     `tell` is called once per saved piece. Raises CheckpointError where a tensor is missing, has another shape or type
     (values alone may become numbers of another type), or does not match its sha256.
     """
+    converts = manifest.weights_only or all(name.startswith("value/") for name in shares)
     for name, share in shares.items():
         stored = require(manifest, name, share.size())
-        if not manifest.weights_only:
+        if not converts:
             _require_type(name, share, stored)
     planner = _LoadPlanner(**_PLAIN)
     planner.set_up_planner(dict(shares), _metadata({name: manifest.tensors[name] for name in shares}))
