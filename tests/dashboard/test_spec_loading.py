@@ -73,7 +73,7 @@ def test_what_is_wrong_is_said_at_its_field_and_the_rest_stays(yard: Client) -> 
     assert kept["train__global_batch"] == "8" and kept["train__corpus"] == "digits", "the model's own corpus"
     assert kept["inject__straggler"] is True and kept["inject__straggler__rank"] == "1"
     assert 'href="#f-train__lr"' in answer.content.decode()
-    assert "train.learning_rate: There is no such field." in answer.context["panel"].errors
+    assert "train.learning_rate: There is no such field; use “Learning rate”." in answer.context["panel"].errors
     assert not Run.objects.exists()
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from parallel_core.field_names import _ELSEWHERE, _OURS, sections
 from parallel_core.rules import divisors
 from parallel_core.schedule.traits import ScheduleName
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
@@ -250,6 +251,11 @@ def test_a_model_that_is_none_is_refused_at_its_field(model: Any) -> None:
     assert message.startswith(("An object", "Must be 'gpt'"))
 
 
+def test_words_of_other_tools_stand_for_fields_that_there_are() -> None:
+    ours = [name for kind in sections(RunSpec).values() for name in kind.model_fields]
+    assert set(_ELSEWHERE) <= set(ours) and not set(_OURS) & set(ours)
+
+
 @pytest.mark.parametrize("rooms", [{"model": {"path": "x"}}, {"shell": {"command": "x"}}])
 def test_unknown_keys_are_refused(rooms: dict[str, Any]) -> None:
     assert list(errors(**rooms).values()) == ["There is no such field."]
@@ -264,6 +270,9 @@ def test_unknown_keys_are_refused(rooms: dict[str, Any]) -> None:
         ({"steps": 10}, "steps", "train.steps"),
         ({"model": {"lrs": 1}}, "model.lrs", "train.lr"),
         ({"parallel": {"precision": "fp64"}}, "parallel.precision", "train.precision"),
+        ({"train": {"learning_rate": 1}}, "train.learning_rate", "train.lr"),
+        ({"model": {"num_hidden_layers": 4}}, "model.num_hidden_layers", "model.layers"),
+        ({"train": {"seq_length": 64}}, "train.seq_length", "model.seq"),
     ],
 )
 def test_of_an_unknown_key_the_field_that_was_meant_is_named(rooms: dict[str, Any], field: str, meant: str) -> None:
