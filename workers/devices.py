@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import psutil
 
+from parallel_core.observe import control_group
 from parallel_core.observe.cores import before, cores
 from parallel_core.observe.gpus import AmbiguousGpus, Gpu, Places, gpus, lost, model, open_nvml, unreadable
 from workers.contract import HEARTBEAT_S, Device, Unusable
@@ -154,16 +155,10 @@ def none_of(listed: Listed, why: str) -> Listed:
 
 
 def host_memory() -> tuple[int, int]:
-    """(total, available) bytes; in a container with a memory limit, those of the limit."""
-    memory = psutil.virtual_memory()
+    """(total, available) bytes; in a container, unit or job with a memory limit, those of the limit."""
+    memory, group = psutil.virtual_memory(), control_group.memory()
     total, available = int(memory.total), int(memory.available)
-    folder = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):
-        limit = int((folder / "memory.max").read_text())  # "max" = none: ValueError
-        used = int((folder / "memory.current").read_text())
-        if limit < total:
-            return limit, min(available, max(0, limit - used))
-    return total, available
+    return (total, available) if group is None else (min(total, group.limit), min(available, group.left))
 
 
 def load_average() -> float:

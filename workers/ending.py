@@ -17,7 +17,7 @@ from parallel_core import early_end
 from parallel_core.exits import Exit, culprit
 from parallel_core.launch import EXIT_PEER, EXIT_STOPPED, describe_exit
 from parallel_core.no_progress import place
-from parallel_core.observe import records
+from parallel_core.observe import control_group, records
 from workers.contract import AttemptBody, Cause, Outcome
 
 _LAST_ERROR = "\nLast error:\n"
@@ -162,19 +162,10 @@ def refused(reason: str) -> Ending:
 
 def oom_kills() -> int:
     """How many processes of our control group (else: of the host) the kernel killed because it ran out of memory."""
-    for path in (*_memory_events(), Path("/proc/vmstat")):
-        with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
+    if (killed := control_group.oom_kills()) is not None:
+        return killed
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
     return 0
-
-
-def _memory_events() -> list[Path]:
-    """Candidates for memory.events of our own cgroup (version 2), including a mount that begins at it."""
-    try:
-        own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return []
-    root = Path("/sys/fs/cgroup")
-    return [root / own.strip("/") / "memory.events", root / "memory.events"]

@@ -12,14 +12,19 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from parallel_core.observe import control_group
+
 SYSTEM = Path("/sys/devices/system/cpu")
 """Linux's CPU topology (docs.kernel.org, admin-guide/cputopology); a virtual machine may not show shared cores."""
 _SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
 
 
 def cores() -> list[int]:
-    """Returns the cores that this process may use, in device order."""
-    return ordered(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    """Returns the cores that this process may use, in device order: no more than its control group's CPU time fills,
+    at least one. On more of them than that, ranks would be halted in turn until the next period begins."""
+    usable = ordered(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    share = control_group.processors()
+    return usable if share is None else usable[: max(1, int(share))]
 
 
 def core_of(device: int) -> int:
