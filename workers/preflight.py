@@ -125,6 +125,11 @@ def web_refusal(settings: Settings, error: Exception) -> str:
             f"TRAINYARD_URL={settings.url}: that web does not serve the name {name}. ALLOWED_HOSTS there must have it."
         )
     said = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(said, ssl.SSLCertVerificationError):
+        return (
+            f"TRAINYARD_URL={settings.url}: its certificate is not trusted ({said.verify_message}). SSL_CERT_FILE can "
+            f"name a file with the certificate of the authority that signed it."
+        )
     return f"TRAINYARD_URL={settings.url} does not answer as a yard does: {said}."
 
 

@@ -17,6 +17,8 @@ from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
 ROOT = Path(__file__).resolve().parent.parent
 NAME_VARIABLE = "TRAINYARD_WORKER_NAME"
 NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
+TOKEN_PATTERN = re.compile(r"[A-Za-z0-9._~+/=-]+")
+"""What a bearer token may consist of (RFC 6750, section 2.1)."""
 SAVE_S = 2.0
 SEND_S = 1.0
 """Seconds for attempts that have saved and ended to send their last data; the rest is published at the next start."""
@@ -81,7 +83,7 @@ class Settings:
                 "TRAINYARD_CORPORA_BYTES", env.get("TRAINYARD_CORPORA_BYTES", str(CORPORA_BYTES)), int
             ),
             url=_web(env.get("TRAINYARD_URL", "")),
-            token=env.get("TRAINYARD_TOKEN", ""),
+            token=_token(env.get("TRAINYARD_TOKEN", "")),
             address=env.get("TRAINYARD_ADDRESS", ""),
             across_hosts=_switch("TRAINYARD_ACROSS_HOSTS", env.get("TRAINYARD_ACROSS_HOSTS", "1")),
             shared_checkpoints=_folder(env, "TRAINYARD_CHECKPOINTS"),
@@ -142,6 +144,14 @@ def _web(url: str) -> str:
     if url and urlsplit(url).scheme not in {"http", "https"}:
         raise ValueError(f"TRAINYARD_URL={url!r} must begin with http:// or https://.")
     return url.rstrip("/")
+
+
+def _token(text: str) -> str:
+    """Raises ValueError for what no request can carry, such as a token that was copied in part; it is not shown."""
+    token = text.strip()
+    if token and not TOKEN_PATTERN.fullmatch(token):
+        raise ValueError("TRAINYARD_TOKEN has characters that no token has: copy it whole, as API tokens shows it.")
+    return token
 
 
 def _folder(env: Mapping[str, str], name: str) -> Path | None:

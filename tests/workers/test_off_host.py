@@ -12,13 +12,14 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import redis
 
 from tests.workers.harness import NAME, ROOT, Bench, tiny
 from workers.contract import EVENTS, control_stream, queue_of
-from workers.preflight import barred_by
+from workers.preflight import barred_by, refused_token
 from workers.settings import Settings
 
 GUIDE = (ROOT / "docs" / "deploy.md").read_text()
@@ -175,3 +176,16 @@ def test_a_certificate_that_was_not_handed_out_is_not_trusted(door: tuple[Bench,
     settings = Settings(NAME, url.split("&ssl_ca_certs")[0], bench.folder, bench.home)
     assert barred_by(settings).startswith("The certificate of Redis at localhost:")
     assert "ssl_ca_certs in REDIS_URL" in barred_by(settings)
+
+
+def test_a_web_whose_certificate_is_of_an_own_authority(
+    door: tuple[Bench, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, url = door
+    web = f"https://localhost:{urlsplit(url).port}"
+    settings = Settings(NAME, url, bench.folder, bench.home, url=web)
+    said = refused_token(settings)
+    assert said.startswith(f"TRAINYARD_URL={web}: its certificate is not trusted (self-signed certificate).")
+    assert "SSL_CERT_FILE" in said
+    monkeypatch.setenv("SSL_CERT_FILE", parse_qs(urlsplit(url).query)["ssl_ca_certs"][0])
+    assert "does not answer as a yard does" in refused_token(settings), "it is trusted now, and speaks no HTTP"

@@ -54,6 +54,14 @@ def test_a_setting_that_cannot_be_used_is_named(env: dict[str, str]) -> None:
         Settings.from_env(env)
 
 
+@pytest.mark.parametrize("token", ["ty_abc…", "ty_a b", "ty_a\nb"])
+def test_a_token_that_no_request_can_carry_is_named_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match="TRAINYARD_TOKEN has characters that no token has") as refused:
+        Settings.from_env({"TRAINYARD_TOKEN": token})
+    assert "ty_a" not in str(refused.value)
+    assert Settings.from_env({"TRAINYARD_TOKEN": " ty_A-b_9\n"}).token == "ty_A-b_9"
+
+
 def test_an_empty_setting_is_none() -> None:
     assert Settings.from_env({"TRAINYARD_CPU_DEVICES": "", "TRAINYARD_WORKER_NAME": ""}).cpu_devices is None
 
