@@ -26,6 +26,10 @@ RETRY_S = (1.0, 1.0, 3.0)
 """Seconds before the second try to reach an unreachable broker, the increase for each further try, and the longest
 wait."""
 
+SILENT_S = 5
+"""Seconds for a connection, for an answer, and between looks whether the broker is still there. A network may drop
+packets without closing a connection; without a limit Celery would wait for an answer on it for ever."""
+
 
 class ShortRetryConnection(Connection):
     """A connection with shorter waits between tries: Celery waits up to 30 s, which no setting changes."""
@@ -60,6 +64,11 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
+    broker_transport_options={
+        "socket_timeout": SILENT_S,
+        "socket_connect_timeout": SILENT_S,
+        "health_check_interval": SILENT_S,
+    },
 )
 
 # Celery would log this every two seconds of an outage; `Outage` logs its beginning and its end.
