@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -34,7 +35,7 @@ print(json.dumps({name: getattr(settings, name) for name in names} | settings.DA
 """
 
 
-def loaded(env: dict[str, str]) -> dict[str, str]:
+def loaded(env: dict[str, str]) -> dict[str, Any]:
     """Django's settings in a process of that environment."""
     done = subprocess.run([sys.executable, "-c", LOADED], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
@@ -211,3 +212,24 @@ def test_a_yard_in_such_a_folder_runs() -> None:
             run = yard.submit(client, tiny(6))
             assert yard.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
         assert not [path.name for path in outer.iterdir() if path != yard.home]
+
+
+def postgres_of(port: int, **options: str) -> dict[str, str]:
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    return {**os.environ, "DATABASE_URL": f"postgres://of@127.0.0.1:{port}/yard?{query}"}
+
+
+def test_a_url_of_the_database_counts_before_our_own_options() -> None:
+    found = loaded(postgres_of(9, connect_timeout="60", sslmode="require"))["OPTIONS"]
+    assert (str(found["connect_timeout"]), found["sslmode"]) == ("60", "require")
+    assert found["keepalives_idle"] and found["tcp_user_timeout"]
+
+
+@pytest.mark.full
+def test_a_database_that_takes_connections_and_does_not_answer_is_given_up() -> None:
+    """As a server that hangs, or whose network drops packets, does. Without a limit this would wait for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        env = postgres_of(server.getsockname()[1])
+        asked = [sys.executable, "manage.py", "migrate", "--check"]
+        done = subprocess.run(asked, cwd=ROOT, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert "timeout expired" in done.stderr
