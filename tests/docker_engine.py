@@ -4,12 +4,14 @@ real deployment on the same host is touched and its `.env` is not read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,16 @@ class Compose(Web):
         does not restart a container that a user has killed. Detached: the killing process dies with the container.
         """
         self.compose("exec", "--detach", service, "python", "-c", KILL_MAIN)
+
+    @contextlib.contextmanager
+    def off_the_network(self, service: str) -> Iterator[None]:
+        """The service's container is on no network inside this block, and on its own one again afterwards."""
+        name, network = self.inspect(service)["Name"].lstrip("/"), f"{self.project}_default"
+        self.docker("network", "disconnect", "--force", network, name)
+        try:
+            yield
+        finally:
+            self.docker("network", "connect", "--alias", service, network, name)
 
     def close(self) -> None:
         """Removes all containers, volumes, networks and the image."""

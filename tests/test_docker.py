@@ -93,6 +93,26 @@ def test_made_anew_with_redis_the_run_under_way_goes_on(yard: Compose, client: h
         assert yard.wait_state(again, run, "succeeded", "failed", "lost")["state"] == "succeeded"
 
 
+def test_a_worker_that_was_off_the_network_goes_on_and_takes_runs_again(yard: Compose, client: httpx.Client) -> None:
+    """Packets are lost meanwhile, and no connection is closed."""
+    run = yard.submit(client, saving(300), retries=1)
+    wait_saved(yard, client, run)
+    with yard.off_the_network("worker"):
+        wait_for("a silent worker", lambda: client.get("/api/v1/workers").json()["data"][0]["silent"])
+    assert yard.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
+    run = yard.submit(client, tiny(12))
+    assert yard.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("service", ["postgres", "redis"])
+def test_the_database_or_the_broker_is_killed_under_a_run(service: str, yard: Compose, client: httpx.Client) -> None:
+    run = yard.submit(client, saving(200))
+    wait_saved(yard, client, run)
+    yard.compose("kill", "--signal", "KILL", service)
+    yard.up()
+    assert yard.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
+
+
 def test_what_the_services_log_holds_no_traceback_and_no_secret(yard: Compose, client: httpx.Client) -> None:
     said = yard.compose("logs", "--no-color")
     assert "Booting worker" in said
