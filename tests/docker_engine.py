@@ -87,9 +87,17 @@ class Compose(Web):
     def up(self) -> Compose:
         """Builds the image if it is missing, starts the services, and returns once the worker is online."""
         self.compose("up", "-d")
+        wait_for("an answer of the web", self._answers, UP_LIMIT_S)
         with self.client() as client:
             wait_for("an online worker", lambda: self._online(client), UP_LIMIT_S)
         return self
+
+    def _answers(self) -> bool:
+        """Docker's own proxy takes connections before the web does, and resets them."""
+        try:
+            return httpx.get(f"{self.url}/accounts/login/").is_success
+        except httpx.TransportError:
+            return False
 
     def _online(self, client: httpx.Client) -> bool:
         return any(not worker["silent"] for worker in client.get("/api/v1/workers").json()["data"])
