@@ -31,6 +31,9 @@ class Attempt:
     store: Store | None = None
     preparing: bool = False
     """Whether its corpus is still being fetched or its checkpoint verified (see `preparation`)."""
+    after: frozenset[int] = frozenset()
+    """Earlier attempts of its run that are still alive here. Until they are gone they save and drop checkpoints, so
+    that it cannot be known where this one begins."""
     launched: float | None = None
     exits: list[Exit] = field(default_factory=list)
     refusal: str = ""
@@ -50,11 +53,17 @@ class Attempt:
         return len(self.meta.processes) == len(self.command.ranks)
 
     def ready(self) -> bool:
-        """Whether it is prepared and, if rank 0 is on another host, the store is known."""
-        return not self.preparing and (self.command.opens_store or self.store is not None)
+        """Whether it waits for no earlier one, is prepared and, if rank 0 is on another host, the store is known."""
+        return not self.after and not self.preparing and (self.command.opens_store or self.store is not None)
 
     def prepared(self, command: RunCommand) -> None:
         self.command, self.preparing = command, False
+
+    def outdates(self, other: Attempt) -> bool:
+        """Whether `other` is an earlier attempt of the same run."""
+        mine, theirs = self.command.message, other.command.message
+        same = (mine["run"], mine.get("identity")) == (theirs["run"], theirs.get("identity"))
+        return same and other.number < self.number
 
     def uses(self, other: Attempt) -> bool:
         """Whether it has a device that `other` has as well."""

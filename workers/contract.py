@@ -277,8 +277,9 @@ class ControlEntry(TypedDict):
     """What a worker is to do with `attempt`, which is the id of an attempt unless stated otherwise:
 
     - cancel: stop it, report cancelled.
-    - end: stop it because ranks on another host have ended, and report that.
-    - fence: stop it, report nothing.
+    - end: stop it because it is over: ranks on another host have ended, or the worker had fallen silent. Its end and
+      the rest of its data are sent.
+    - fence: stop it, report nothing; what was not sent is deleted.
     - rewind: publish `channel`:`rank` again from `offset` on.
     - settled: everything has arrived, the folder may be deleted.
     - store: the first node's rendezvous store listens at `host` and `port`.

@@ -154,6 +154,7 @@ CANCELLED = Ending("cancelled", "cancelled", "Cancelled.")
 INTERRUPTED = Ending("interrupted", "interrupted", "The worker was stopped while this ran.")
 WORKER_LOST = Ending("failed", "worker_lost", "The worker was restarted while this ran.")
 OTHERS_ENDED = Ending("failed", "", "Ended, as ranks on another host had.", peer=True)
+OUTDATED = Ending("failed", "worker_lost", "A later attempt of its run began here.")
 
 
 def refused(reason: str) -> Ending:

@@ -20,7 +20,7 @@ def is_due(settings: Settings, command: RunCommand) -> bool:
 
 
 def prepare(settings: Settings, command: RunCommand) -> RunCommand:
-    """Fetches the corpus and returns the command, ready to launch.
+    """Fetches the corpus and returns the command, ready to launch, as checkpoints are now.
 
     A retry begins at the newest checkpoint that passes a check of every byte: one that its ranks refused would end the
     run, although an older checkpoint may be whole.
@@ -29,7 +29,7 @@ def prepare(settings: Settings, command: RunCommand) -> RunCommand:
     """
     if not corpora.have(settings, command.spec.train.corpus):
         corpora.fetch(settings, command.spec.train.corpus)
-    return with_beginning(command, settings, verified) if command.is_retry else command
+    return with_beginning(command, settings, verified) if command.message["number"] > 1 else command
 
 
 def prepare_aside(settings: Settings, command: RunCommand, done: Callable[[RunCommand | Refused], None]) -> None:

@@ -134,6 +134,7 @@ class Supervisor(threading.Thread):
         self._measure()
         for attempt in list(self._live.values()):
             if attempt.launched is None:
+                self._succeed(attempt)
                 self._launch_if_ready(attempt)
             elif attempt.kill_at is None:
                 self._watch_progress(attempt, watched)
@@ -155,10 +156,26 @@ class Supervisor(threading.Thread):
         self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="starting"))
         if self._leaving:
             self._stop(attempt, "interrupted", ending.INTERRUPTED)
+            return
+        earlier = [other for other in self._live.values() if attempt.outdates(other)]
+        attempt.after = frozenset(other.number for other in earlier)
+        for other in earlier:  # the worker was silent, and the order to end it may come after this one
+            self._stop(other, "ended", ending.OUTDATED)
+        if attempt.after:
+            self._succeed(attempt)
         elif preparation.is_due(self._settings, command):
-            attempt.preparing = True
-            preparation.prepare_aside(self._settings, command, lambda found: self._prepared(attempt, found))
+            self._prepare(attempt)
         self._launch_if_ready(attempt)
+
+    def _succeed(self, attempt: Attempt) -> None:
+        """Prepares an attempt once those that it outdates are gone."""
+        if attempt.after and attempt.after.isdisjoint(self._live):
+            attempt.after = frozenset()
+            self._prepare(attempt)
+
+    def _prepare(self, attempt: Attempt) -> None:
+        attempt.preparing = True
+        preparation.prepare_aside(self._settings, attempt.command, lambda found: self._prepared(attempt, found))
 
     def _prepared(self, attempt: Attempt, found: RunCommand | Refused) -> None:
         """From the thread that prepared it: the command as it can be carried out, or why it cannot."""

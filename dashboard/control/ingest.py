@@ -119,13 +119,17 @@ class Ingest:
         self.heard.append(Heard(entry.worker, set(live), entry.at, still))
 
     def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
-        """Fences an attempt that should not be alive there; else notes where its ranks are, and repeats messages that
+        """Stops an attempt that should not be alive there; else notes where its ranks are, and repeats messages that
         still hold."""
         attempt = self.load(pk)
-        if attempt is None or attempt.over or all(node["worker"] != worker for node in attempt.devices):
-            # A heartbeat on its way when the end there was reported: a fence deletes what has not arrived yet.
-            if attempt is None or not _has_ended(attempt, worker):
-                self.messages.append((worker, {"kind": "fence", "attempt": pk}))
+        if attempt is None or all(node["worker"] != worker for node in attempt.devices):
+            self.messages.append((worker, {"kind": "fence", "attempt": pk}))
+            return
+        if attempt.over:
+            # No fence: what it recorded while nobody heard of it is sent all the same. The run's next attempt may begin
+            # at a checkpoint that was saved in that time, and repeats none of the steps before it.
+            if not _has_ended(attempt, worker):
+                self.messages.append((worker, {"kind": "end", "attempt": pk}))
             return
         attempt.progress = {**attempt.progress, **progress}
         attempt.lease_until = timezone.now() + timedelta(seconds=LEASE_S)
@@ -265,9 +269,8 @@ def applied(entries: Iterable[Entry]) -> Ingest:
 
 
 def _has_ended(attempt: Attempt, worker: str) -> bool:
-    """Whether the worker had ranks of the attempt and has reported their end."""
-    here = any(node["worker"] == worker for node in attempt.devices)
-    return here and worker not in multi_host.silent(attempt.report, attempt.devices)
+    """Whether the worker has reported the end of its ranks."""
+    return worker not in multi_host.silent(attempt.report, attempt.devices)
 
 
 def record_omitted(attempt: Attempt, worker: str) -> None:

@@ -20,7 +20,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import reporting
 from dashboard.fleet.services import drain, enable
 from dashboard.runs import queue, services
-from dashboard.runs.models import Attempt, Checkpoint, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Run, SeriesChunk, State
 from dashboard.runs.page_verdict import verdict
 from tests.dashboard.fake_worker import Peer, points_frame, spec
 from workers.contract import EVENTS, LEASE_S
@@ -296,7 +296,9 @@ def test_cancel_before_the_worker_knew_of_it(redis_url: str, peer: Peer, alice: 
     until(controller, lambda: state_of(run) == State.CANCELLED, peer.beat)
 
 
-def test_silence_loses_the_attempt_and_its_return_is_fenced(redis_url: str, peer: Peer, alice: Any) -> None:
+def test_silence_loses_the_attempt_and_its_return_ends_it_and_brings_the_rest(
+    redis_url: str, peer: Peer, alice: Any
+) -> None:
     controller = Controller(lease=SHORT_LEASE)
     run = submit(alice)
     attempt = started(peer, controller, run)
@@ -307,10 +309,14 @@ def test_silence_loses_the_attempt_and_its_return_is_fenced(redis_url: str, peer
     peer.orders()
     peer.beat(attempt.pk)
     controller.turn()
-    assert {"kind": "fence", "attempt": attempt.pk} in peer.orders()
+    assert {"kind": "end", "attempt": attempt.pk} in peer.orders()
+    late = peer.write(attempt.pk, points_frame(0, 5))
     peer.ended(attempt.pk, "succeeded")
+    peer.publish(attempt.pk, *late)
     controller.turn()
     assert state_of(run) == State.LOST
+    assert SeriesChunk.objects.filter(attempt=attempt).exists()
+    assert {"kind": "settled", "attempt": attempt.pk} in peer.orders()
 
 
 def test_a_worker_that_is_back_without_the_attempt(redis_url: str, peer: Peer, alice: Any) -> None:

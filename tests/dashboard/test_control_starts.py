@@ -173,7 +173,7 @@ def test_heartbeats_of_a_backlog_are_as_old_as_they_are(peer: Peer, controller: 
     until(controller, lambda: state_of(run) == State.STARTING)
 
 
-def test_an_attempt_that_never_starts_fails_and_is_fenced(
+def test_an_attempt_that_never_starts_fails_and_is_ended(
     peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeps, "START_LIMIT_S", 0.5)
@@ -188,7 +188,7 @@ def test_an_attempt_that_never_starts_fails_and_is_fenced(
     peer.orders()
     peer.beat(attempt.pk)
     controller.turn()
-    assert {"kind": "fence", "attempt": attempt.pk} in peer.orders()
+    assert {"kind": "end", "attempt": attempt.pk} in peer.orders()
 
 
 def test_an_attempt_behind_a_profile_may_start_later(

@@ -12,7 +12,7 @@ import pytest
 from parallel_core.checkpoint import folder as folders
 from parallel_core.observe import records
 from tests.parallel_core.corrupt import change_byte
-from tests.workers.harness import Bench, paced, tiny
+from tests.workers.harness import Bench, none_alive, paced, tiny
 
 
 def saving(steps: int, every: int = 0, **parallel: Any) -> dict[str, Any]:
@@ -135,6 +135,22 @@ def test_a_start_message_that_outlived_its_attempt_deletes_no_checkpoint_of_the_
     assert (end["outcome"], end["cause"]) == ("failed", "refused")
     assert f"its later attempt {later} has checkpoints" in end["detail"]
     assert saved and folders.steps(run_folder(bench, 940)) == saved
+
+
+def test_a_later_attempt_ends_the_earlier_one_and_begins_where_that_left_off(bench: Bench) -> None:
+    """The worker was cut off, and the yard has given the run a new attempt; the old one still saves and drops."""
+    spec = saving(200, every=5) | {"inject": paced(200)["inject"]}
+    first = bench.send(spec, run=942)
+    recorded = bench.wait_running(first, step=12)
+    second = bench.send(spec, run=942, number=2)
+    end = bench.wait_end(first)
+    assert (end["outcome"], end["cause"]) == ("failed", "worker_lost")
+    assert none_alive(recorded)
+    assert bench.wait_end(second)["outcome"] == "succeeded"
+    where = begins(bench, second)
+    assert where["step"] >= 10 and where["attempt"] == first
+    steps = set(losses(bench, first))
+    assert set(range(where["step"])) <= steps, "no step before that is missing"
 
 
 @pytest.fixture(scope="module")

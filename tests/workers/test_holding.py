@@ -69,7 +69,7 @@ def accept(supervisor: Supervisor, raw: dict[str, Any]) -> Attempt:
 
 def on(attempt: int, *devices: int) -> dict[str, Any]:
     node = {"worker": "a", "devices": list(devices), "first_rank": 0, "address": "127.0.0.1"}
-    return message(attempt=attempt, nodes=[node])
+    return message(run=attempt, attempt=attempt, nodes=[node])
 
 
 def test_an_attempt_waits_for_the_ranks_that_still_have_one_of_its_devices(
