@@ -206,6 +206,9 @@ class TrainSpec(_Spec):
     weights: Annotated[str, Field(pattern=rules.NAME_OR_NONE)] = ""
     """Name of a folder of Llama weights (safetensors) in the worker's data folder from which the run begins; '' =
     random initial values. A checkpoint that it resumes from comes first."""
+    other_data: bool = False
+    """Go on from a checkpoint although the corpus, which has the same name, has other content than it was trained on;
+    else such a run is refused. Data of another name are always accepted."""
     device: DeviceKind = "cpu"
     """Kind of device of every rank; a CPU device is a core."""
     deterministic: bool = False

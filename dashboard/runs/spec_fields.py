@@ -131,6 +131,7 @@ GROUPS = (
             ),
             Entry("train.keep", "Checkpoints kept", "the newest, and that of the lowest held-out loss"),
             Entry("train.max_minutes", "Time limit", "minutes of training, then it saves and ends; 0: none"),
+            Entry("train.other_data", "Go on although the corpus has changed: its file was exchanged on purpose"),
             Entry("train.stop_on_nan", "End it when the loss stays NaN: broken weights are not saved"),
             Entry("trace.trace_every", "Trace every", "steps; 0 traces one step only"),
             Entry("trace.fingerprint_every", "Compare replicas every", "steps, bit by bit; 0 never does"),

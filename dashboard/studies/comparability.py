@@ -28,6 +28,7 @@ FREE = frozenset(
         "keep",
         "max_minutes",
         "stop_on_nan",
+        "other_data",
     }
 )
 """Training fields that may differ: for how long, where and how exactly the same updates are computed."""

@@ -22,6 +22,7 @@ FILE = "manifest.json"
 NOT_OF_WEIGHTS = ("train.precision", "train.optimizer", "train.momentum", "model.dropout", "model.attention")
 """Fields that a run which starts from parameter values alone may set freely: no parameter depends on them."""
 _NAME = re.compile(r"^rank-\d+\.bin$")
+_DIGITS = re.compile(r"[0-9a-f]{1,64}")
 MOST_DIMENSIONS = 8
 """The most of a tensor; a convolution's weight has four."""
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -82,6 +83,8 @@ class Manifest:
     """File name -> size in bytes."""
     held_out: float | None = None
     """The held-out loss after exactly these steps; None where it was not evaluated then."""
+    reads: dict[str, str] = field(default_factory=dict)
+    """The digits of the content of what its attempt read (`engine.inputs.reads`); {} in those of earlier versions."""
 
     @property
     def bytes(self) -> int:
@@ -239,6 +242,7 @@ def _parse(raw: dict[str, Any]) -> Manifest:
         tensors={str(name): parse_stored(entry) for name, entry in raw["tensors"].items()},
         files={_plain(name): _count(size) for name, size in raw["files"].items()},
         held_out=None if raw.get("held_out") is None else _finite(raw["held_out"]),
+        reads={str(what): _digits(content) for what, content in raw.get("reads", {}).items()},
     )
 
 
@@ -276,6 +280,13 @@ def _count(raw: Any) -> int:
     """Returns a number that is whole and not negative, after checking that it is one, and no text or truth value."""
     if type(raw) is not int or raw < 0:
         raise ValueError(f"count {str(raw)[:40]!r}")
+    return raw
+
+
+def _digits(raw: Any) -> str:
+    """Returns the digits of some content after checking that they are some: messages repeat them."""
+    if not isinstance(raw, str) or not _DIGITS.fullmatch(raw):
+        raise ValueError(f"digits {str(raw)[:40]!r}")
     return raw
 
 

@@ -18,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -136,9 +137,17 @@ class Saved(NamedTuple):
 class Saver:
     """Saves the state of `trainer` into `config.folder`. Every rank has a saver and calls it at the same steps."""
 
-    def __init__(self, trainer: Trainer, config: CheckpointConfig, sink: Sink, world: Group = None) -> None:
-        """`world` is the group of all ranks."""
+    def __init__(
+        self,
+        trainer: Trainer,
+        config: CheckpointConfig,
+        sink: Sink,
+        world: Group = None,
+        reads: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`world` is the group of all ranks; `reads`, on rank 0, is what the run reads (`inputs.reads`)."""
         self._trainer, self._config, self._sink, self._world = trainer, config, sink, world
+        self._reads = dict(reads)
         self._state = State(trainer)
         self._every, self._keep = trainer.spec.train.checkpoint_every, trainer.spec.train.keep
         self._thread: threading.Thread | None = None
@@ -252,6 +261,7 @@ class Saver:
             attempt=config.attempt,
             spec=trainer.spec.model_dump(mode="json"),
             scalars=dict(saved.scalars),
+            reads=self._reads,
         )
         kept = folders.publish(where, config.folder, manifest, self._keep)
         self._told = {

@@ -1,5 +1,5 @@
 """What a run reads, known by its content: hosts may have other data or weights of one name, and a file may be exchanged
-between two attempts, or while the ranks read it."""
+between two attempts, between a run and one that goes on from its checkpoint, or while the ranks read it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from parallel_core.checkpoint import llama_weights
+from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.dataset import Dataset
@@ -36,6 +37,22 @@ def require_expected(train: TrainSpec, found: Mapping[str, str], expects: Mappin
                 f"{now}, and was {before}. Put the earlier one back and resume the run from its last checkpoint, or "
                 "submit a new run that reads this one throughout."
             )
+
+
+def require_saved(train: TrainSpec, found: Mapping[str, str], path: Path) -> None:
+    """Raises CorpusError where the corpus `found` is not the one of that name which the checkpoint at `path` was
+    trained on, unless `other_data` accepts it. Another name says that other data are meant. A checkpoint of an earlier
+    version does not tell its content."""
+    manifest = manifests.read(path)
+    now, before = found.get("corpus"), manifest.reads.get("corpus")
+    same_name = manifest.spec.get("train", {}).get("corpus") == train.corpus
+    if train.other_data or not same_name or not (now and before) or now == before:
+        return
+    rename = "give this one another name, " if ":" in train.corpus else ""
+    raise CorpusError(
+        f"train.corpus: {train.corpus} is not what the checkpoint {path} was trained on: its content is {now}, and was "
+        f"{before}. Put the earlier one back, {rename}or go on with this one on purpose: train.other_data=true."
+    )
 
 
 def require_same_corpus(store: dist.Store, rank: int, train: TrainSpec, found: Mapping[str, str]) -> None:

@@ -16,7 +16,13 @@ from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.device import Device, disable_cudnn, open_device, use_deterministic_algorithms
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined
 from parallel_core.engine.fingerprint import Fingerprints
-from parallel_core.engine.inputs import reads, require_expected, require_same_corpus, require_same_weights
+from parallel_core.engine.inputs import (
+    reads,
+    require_expected,
+    require_same_corpus,
+    require_same_weights,
+    require_saved,
+)
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.peak import of_gpu
 from parallel_core.engine.rehearsal import is_due, rehearse
@@ -63,10 +69,10 @@ def run_rank(
         report.meter = StepMeter(trainer.recorder, rank, trainer.layout)
         between_hosts = groups.store if rendezvous.node is not None else None
         weights = _weights(spec, saves, corpus_cache)
-        found = _inputs(trainer, weights, between_hosts)
+        found = _inputs(trainer, saves, weights, between_hosts)
         report.hello(trainer.flat, trainer.units, trainer.layout, found if rank == 0 else {})
         require_expected(spec.train, found, expects)
-        first, saver = _load(trainer, saves, weights, sink, groups)
+        first, saver = _load(trainer, saves, weights, sink, groups, found)
         _prepare(trainer, first, saver is not None, between_hosts)
         if first == spec.train.steps:
             _end(trainer, report, saver)
@@ -112,21 +118,30 @@ def _weights(spec: RunSpec, saves: CheckpointConfig | None, data: Path | None) -
     return llama_weights.path_of(spec.train.weights, data) if spec.train.weights and not resumes else None
 
 
-def _inputs(trainer: Trainer, weights: Path | None, between_hosts: dist.Store | None) -> dict[str, str]:
+def _inputs(
+    trainer: Trainer, saves: CheckpointConfig | None, weights: Path | None, between_hosts: dist.Store | None
+) -> dict[str, str]:
     """What the run reads, on rank 0 and, where it has other hosts (a store `between_hosts`), on every rank; else {}."""
     if trainer.rank != 0 and between_hosts is None:
         return {}
     found = reads(trainer.reader.sampler.dataset, weights)
     if between_hosts is not None:
         require_same_corpus(between_hosts, trainer.rank, trainer.spec.train, found)
+    if saves is not None and saves.resume is not None:
+        require_saved(trainer.spec.train, found, saves.resume)
     return found
 
 
 def _load(
-    trainer: Trainer, saves: CheckpointConfig | None, weights: Path | None, sink: Sink, groups: Groups
+    trainer: Trainer,
+    saves: CheckpointConfig | None,
+    weights: Path | None,
+    sink: Sink,
+    groups: Groups,
+    found: Mapping[str, str],
 ) -> tuple[int, checkpoint.Saver | None]:
     """Loads the checkpoint to resume from, if any, or else the `weights`, if any; returns (the first step to train, the
-    saver or None)."""
+    saver or None). The saver writes down what was `found` to be read."""
     first = 0
     if saves is not None and saves.resume is not None:
         first = checkpoint.load(trainer, saves.resume, saves.run)
@@ -135,7 +150,7 @@ def _load(
         require_same_weights(groups.store, trainer.rank, weights)
     if saves is None:
         return first, None
-    saver = checkpoint.Saver(trainer, saves, sink, groups.world)
+    saver = checkpoint.Saver(trainer, saves, sink, groups.world, found)
     trainer.stop.listen()
     return first, saver
 

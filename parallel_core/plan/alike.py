@@ -29,6 +29,7 @@ _WITHOUT_STEP = (
     "keep",
     "max_minutes",
     "stop_on_nan",
+    "other_data",
 )
 """Fields of `train` that change no prediction of a step, neither its time nor its memory."""
 

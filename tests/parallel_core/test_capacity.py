@@ -118,6 +118,7 @@ OTHER: dict[str, Any] = {
     "keep": 3,
     "max_minutes": 5.0,
     "stop_on_nan": False,
+    "other_data": True,
 }
 """Another value of each field of `train` that no prediction of memory depends on."""
 

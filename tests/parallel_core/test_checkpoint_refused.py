@@ -65,6 +65,20 @@ def _signed(folder: Path, piece: dict[str, Any], item: int) -> dict[str, Any]:
     return piece | {"sha256": hashlib.sha256(data).hexdigest()}
 
 
+def test_a_checkpoint_that_does_not_say_what_was_read_is_loaded(spoilt: Path) -> None:
+    """As those of earlier versions."""
+    _sealed(spoilt, lambda raw: {name: value for name, value in raw.items() if name != "reads"})
+    assert manifests.read(spoilt).reads == {}
+    assert checkpoint.load(alone(), spoilt) == SAVED
+
+
+@pytest.mark.parametrize("reads", [["corpus"], {"corpus": 7}, {"corpus": "<b>"}, {"corpus": "0" * 65}, None])
+def test_what_was_read_is_told_in_digits(reads: Any, spoilt: Path) -> None:
+    _sealed(spoilt, lambda raw: raw | {"reads": reads})
+    with pytest.raises(CheckpointError, match="lacks or spoils"):
+        manifests.read(spoilt)
+
+
 def test_a_truncated_file_is_named(spoilt: Path) -> None:
     data = (spoilt / "rank-0.bin").read_bytes()
     (spoilt / "rank-0.bin").write_bytes(data[:-8])

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.data import token_file
 from parallel_core.data.content import BLOCK, BLOCKS, fingerprint
@@ -34,9 +38,9 @@ def packed(folder: Path, ids: np.ndarray) -> Path:
     return folder
 
 
-def spec_of(dp: int = 1) -> RunSpec:
+def spec_of(dp: int = 1, **more: Any) -> RunSpec:
     sizes = {"layers": 1, "hidden": 16, "heads": 2, "seq": 8, "vocab": 64}
-    train = {"steps": 2, "warmup_steps": 1, "global_batch": 2, "corpus": "tokens:web"}
+    train = {"steps": 2, "warmup_steps": 1, "global_batch": 2, "corpus": "tokens:web"} | more
     return RunSpec.model_validate({"model": sizes, "parallel": {"dp": dp}, "train": train})
 
 
@@ -99,6 +103,41 @@ def test_a_later_attempt_trains_on_no_other_data(tmp_path: Path) -> None:
     packed(data, np.arange(500) % 63)
     (other,) = ranks.run(spec_of(), partial(_expecting, data=data, digits=first[0]), ranks.scratch())
     assert f"is {other[0]}, and was {first[0]}" in other[1]
+
+
+def _trained(
+    spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, data: Path, saved: Path, resume: Path | None
+) -> str:
+    """Why the rank did not train on the `data`; '' if it did, and saved into `saved`."""
+    saves, folder = CheckpointConfig(saved, resume), ranks.scratch()
+    try:
+        run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), data, saves)
+    except CorpusError as error:
+        assert last_of(folder, rank, "hello") is None, "it read nothing that a later attempt has to read, too"
+        return str(error)
+    return ""
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_reads_no_other_data_of_that_name(tmp_path: Path) -> None:
+    """Unless it is said to be on purpose, by another name or by the field."""
+    first, other = (packed(tmp_path / str(vocab), np.arange(500) % vocab) for vocab in (64, 63))
+    (other / "news.tokens").write_bytes((other / "web.tokens").read_bytes())
+    path = folders.path_of(tmp_path / "run", 2)
+    begins = partial(_trained, data=first, saved=tmp_path / "run", resume=None)
+    goes_on = partial(_trained, saved=tmp_path / "again", resume=path)
+    turns = [
+        (spec_of(checkpoint_every=2), begins),
+        (spec_of(steps=3), partial(goes_on, data=first)),
+        (spec_of(steps=3), partial(goes_on, data=other)),
+        (spec_of(steps=3, corpus="tokens:news"), partial(goes_on, data=other)),
+        (spec_of(steps=3, other_data=True), partial(goes_on, data=other)),
+    ]
+    found = [each[0] for each in ranks.run_each(turns)]
+    was, now = (token_file.listing(folder, {}).files[0]["values"] for folder in (first, other))
+    assert manifests.read(path).reads == {"corpus": was}
+    assert found == ["", "", found[2], "", ""]
+    assert f"train.corpus: tokens:web is not what the checkpoint {path} was trained on" in found[2]
+    assert f"is {now}, and was {was}" in found[2] and "train.other_data" in found[2]
 
 
 def _of_own_host(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, hosts: Path) -> str:

@@ -55,7 +55,7 @@ def test_specs_that_count_as_the_same_step_take_as_long() -> None:
         more: dict[str, Any] = dict.fromkeys(("lr", "weight_decay", "beta1", "beta2", "eps", "loss_scale_backoff"), 0.5)
         more |= {"clip_norm": 3.0, "seed": 9, "warmup_steps": 1, "checkpoint_every": 2, "keep": 5, "corpus": "pattern"}
         more |= {"lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 0.5, "eval_every": 4, "eval_samples": 8}
-        more |= {"max_minutes": 5.0, "stop_on_nan": False, "weights": "mine"}
+        more |= {"max_minutes": 5.0, "stop_on_nan": False, "weights": "mine", "other_data": True}
         more |= {"loss_scale": 8.0, "loss_scale_window": 7, "loss_scale_growth": 3.0}
         trace = first.trace.model_copy(update={"trace_every": 1, "memory": False, "reference": False})
         other = first.model_copy(update={"train": first.train.model_copy(update=more), "trace": trace})
