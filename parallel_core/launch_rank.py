@@ -103,13 +103,14 @@ def engine() -> RunRank:
             host_link_bench.run_rank(args.spec, args.rank, sink, connect, page)
             return
         request, saves, cache = args.command.get("request"), args.saves, Path(args.command["corpus_cache"])
+        expects = args.command.get("expects") or {}
         begins = saves.resume if saves is not None else None
         if request is not None and begins is None and args.spec.train.weights:
             begins = llama_weights.path_of(args.spec.train.weights, cache)
         if request is not None and begins is not None:
-            generate.run_rank(args.spec, args.rank, sink, connect, page, begins, request)
+            generate.run_rank(args.spec, args.rank, sink, connect, page, begins, request, expects)
             return
-        run_rank(args.spec, args.rank, sink, connect, page, cache, args.saves, args.command.get("expects") or {})
+        run_rank(args.spec, args.rank, sink, connect, page, cache, args.saves, expects)
 
     return run
 

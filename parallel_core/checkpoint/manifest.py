@@ -91,6 +91,13 @@ class Manifest:
         return sum(self.files.values())
 
     @property
+    def content(self) -> str:
+        """16 hexadecimal digits of the parameter values, which tell them from others of the same step."""
+        values = {name: stored for name, stored in self.tensors.items() if name.startswith("value/")}
+        pieces = [(name, piece.offsets, piece.sha256) for name, stored in values.items() for piece in stored.pieces]
+        return _digest({"pieces": sorted(pieces)})[:16]
+
+    @property
     def weights_only(self) -> bool:
         """Whether it has only parameter values, such as imported ones: the optimizer then starts anew, in any
         precision."""

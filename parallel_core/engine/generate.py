@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from parallel_core.engine import checkpoint, llama, storage
 from parallel_core.engine.device import Device, disable_cudnn_attention, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined, wait_for_all
 from parallel_core.engine.flat import FlatParameters
-from parallel_core.engine.inputs import require_same_weights
+from parallel_core.engine.inputs import generates_from, require_expected, require_same_weights
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.relay import Relay
@@ -297,19 +298,23 @@ def run_rank(
     progress: Progress,
     path: Path,
     request: GenerationRequest,
+    expects: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Generates on one rank and emits the results; failures are reported by the caller."""
+    """Generates on one rank and emits the results; failures are reported by the caller. `expects`: what it has to
+    generate from, where that is known (`inputs.require_expected`)."""
     disable_cudnn_attention()
     device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend, generates=True)
     with joined():
+        read = generates_from(spec.train.weights, path) if rank == 0 else {}
+        require_expected(spec.train, read, expects, generates=True)
         generator = Generator(spec, rank, groups, device, path, partial(progress.at, -1, "loading"), progress.moved)
         if spec.train.weights:
             require_same_weights(groups.store, rank, path)
         device.forget_memory_peak()  # what connecting took for a moment: first messages of every size
         report = Reporter(spec, rank, sink, device)
-        report.hello(generator.flat, generator.units, Layout.of(spec))
+        report.hello(generator.flat, generator.units, Layout.of(spec), read)
         progress.at(0, "generating")
         interference = Interference(device, groups.world, spec.parallel.world, rendezvous.node or 0)
         interference.start()

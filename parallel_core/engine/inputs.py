@@ -26,16 +26,32 @@ def reads(dataset: Dataset, weights: Path | None) -> dict[str, str]:
     return found
 
 
-def require_expected(train: TrainSpec, found: Mapping[str, str], expects: Mapping[str, str]) -> None:
+def generates_from(weights: str, path: Path) -> dict[str, str]:
+    """Returns the digits of the content of what text is generated from: the `weights` at `path` where that names any,
+    else the `checkpoint` there. Raises CheckpointError where these cannot be read."""
+    if weights:
+        return {"weights": llama_weights.fingerprint(llama_weights.open_all(path))}
+    return {"checkpoint": manifests.read(path).content}
+
+
+def require_expected(
+    train: TrainSpec, found: Mapping[str, str], expects: Mapping[str, str], *, generates: bool = False
+) -> None:
     """Raises CorpusError or CheckpointError where what is `found` is not what the run `expects`: the same of its
-    earlier attempts. What either lacks is not compared: a run that goes on from a checkpoint reads no weights."""
-    for what, raised in (("corpus", CorpusError), ("weights", CheckpointError)):
+    earlier attempts. What either lacks is not compared: a run that goes on from a checkpoint reads no weights.
+    `generates`: it makes text of it."""
+    again = (
+        "run it again, or generate from this one in a new run"
+        if generates
+        else "resume the run from its last checkpoint, or submit a new run that reads this one throughout"
+    )
+    named = {what: f"train.{what}: {getattr(train, what)} on this host" for what in ("corpus", "weights")}
+    for what, raised in (("corpus", CorpusError), ("weights", CheckpointError), ("checkpoint", CheckpointError)):
         now, before = found.get(what), expects.get(what)
         if now and before and now != before:
             raise raised(
-                f"train.{what}: {getattr(train, what)} on this host is not what this run began with: its content is "
-                f"{now}, and was {before}. Put the earlier one back and resume the run from its last checkpoint, or "
-                "submit a new run that reads this one throughout."
+                f"{named.get(what, 'The checkpoint')} is not what this run began with: its content is {now}, and was "
+                f"{before}. {f'Put the earlier one back and {again}' if what in named else 'Generate from it in a new run'}."
             )
 
 

@@ -16,7 +16,7 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
     hello    pid, start_ticks, device, sharing (ranks on this GPU), host, stage, replica, tensor, torch, params (number
              of this rank's parameters), units [names], waits: true where the rank emits `waits`; from rank 0 of a run
              that trains also reads: {corpus: 16 hexadecimal digits of its content, weights: those of the weights, no
-             such key where it begins from none}
+             such key where it begins from none}; of one that generates text {weights} or {checkpoint}
     phase    phase: building | warmup | timed | done, step
     points   series: [[name, count], ...]; blob = the POINT rows of the series one after another
     spans    step, count, total (a rank may keep only `count` of `total` spans); blob = `count` SPAN rows;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from parallel_core.analysis.generated import PER_TOKEN, Generated, parts
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
 from parallel_core.engine.generate import Generator, run_rank
@@ -21,7 +24,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path
+from parallel_core.observe.records import FileSink, events_path, last_of
 from parallel_core.plan.generation import by_place
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
@@ -90,6 +93,27 @@ def test_each_layer_counts_as_progress(trained: dict[str, Path]) -> None:
             "token 2 of 3": layers,
             "token 3 of 3": metered * layers,
         }
+
+
+def _expecting(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, path: Path, digits: str) -> tuple[Any, str]:
+    """What the rank says that it read, and why it ended if it generated nothing."""
+    sink, expects, why = FileSink(folder := ranks.scratch(), rank), {"checkpoint": digits} if digits else {}, ""
+    try:
+        run_rank(spec, rank, sink, meeting, Progress(folder, rank), path, {**REQUEST, "new": 2}, expects)
+    except CheckpointError as error:
+        why = str(error)
+    return (last_of(folder, rank, "hello") or {}).get("reads"), why
+
+
+def test_a_later_attempt_generates_from_no_other_checkpoint(trained: dict[str, Path], tmp_path: Path) -> None:
+    """The run that saved it may have gone on from an earlier step, and saved this one again."""
+    manifest = manifests.read(trained["gpt"])
+    changed = replace(manifest, tensors={**manifest.tensors, "value/gone": manifest.tensors["value/head.norm.weight"]})
+    assert changed.content != manifest.content == replace(manifest, held_out=1.0, attempt=7).content
+    turns = [partial(_expecting, path=trained["gpt"], digits=digits) for digits in ("", manifest.content, "0" * 16)]
+    first, again, other = (each[0] for each in ranks.run_each([(spec_of("gpt"), work) for work in turns]))
+    assert first == again == ({"checkpoint": manifest.content}, "")
+    assert other[0] is None and f"is {manifest.content}, and was {'0' * 16}. Generate from it in a new run" in other[1]
 
 
 @pytest.mark.parametrize("tied", [False, True])

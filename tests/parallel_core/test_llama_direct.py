@@ -13,7 +13,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import llama_weights
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.engine import checkpoint, llama, storage
+from parallel_core.engine import checkpoint, generate, llama, storage
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.llama import import_weights
 from parallel_core.engine.run import run_rank
@@ -22,7 +22,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.generation_request import inference
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.records import FileSink, last_of
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 from tests.parallel_core.generated_texts import REQUEST, generated
@@ -104,6 +104,25 @@ def _of_own_host(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, ho
     except Exception as error:  # also of rank 0, which the other one has left
         return str(error)
     return ""
+
+
+def _generated(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, path: Path) -> tuple[Any, str]:
+    """What the rank says that it generated from, and why it ended where it has to be other weights."""
+    sink, page = FileSink(folder, rank), Progress(folder, rank)
+    generate.run_rank(spec, rank, sink, meeting, page, path, {**REQUEST, "prompt": [1, 2], "new": 2})
+    with pytest.raises(CheckpointError) as caught:
+        generate.run_rank(spec, rank, sink, meeting, page, path, REQUEST, {"weights": "0" * 16})
+    return (last_of(folder, rank, "hello") or {})["reads"], str(caught.value)
+
+
+def test_a_later_attempt_generates_from_no_other_weights(tmp_path: Path) -> None:
+    path = put(tmp_path / "theirs", tensors(torch.float32))
+    made, _ = import_weights(path, tmp_path / "ours", SEQ)
+    spec = inference(made.model_dump(mode="json"), 1, weights="theirs")
+    ((read, why),) = ranks.run(spec, partial(_generated, path=path), ranks.scratch())
+    digits = llama_weights.fingerprint(llama_weights.open_all(path))
+    assert read == {"weights": digits}
+    assert f"is {digits}, and was {'0' * 16}. Put the earlier one back and run it again, or generate from this" in why
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same", "others"])
