@@ -49,9 +49,10 @@ def require_expected(
     for what, raised in (("corpus", CorpusError), ("weights", CheckpointError), ("checkpoint", CheckpointError)):
         now, before = found.get(what), expects.get(what)
         if now and before and now != before:
+            remedy = f"Put the earlier one back and {again}" if what in named else "Generate from it in a new run"
             raise raised(
                 f"{named.get(what, 'The checkpoint')} is not what this run began with: its content is {now}, and was "
-                f"{before}. {f'Put the earlier one back and {again}' if what in named else 'Generate from it in a new run'}."
+                f"{before}. {remedy}."
             )
 
 
