@@ -39,6 +39,7 @@ _MEMORY_WORDS = (
 _PEER_WORDS = (
     *("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl"),
     "connection was likely closed",  # that to the store, which rank 0 holds
+    "connection refused",  # by a rank that ended before its peers had connected
 )
 _OWN_WORDS = (
     *("ncclinvalidusage", "ncclinvalidargument", "ncclunhandledcudaerror", "ncclinternalerror"),

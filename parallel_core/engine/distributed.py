@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from parallel_core.engine.collectives import (
 )
 from parallel_core.engine.host_group import HostGroup
 from parallel_core.engine.host_links import Kind
+from parallel_core.engine.meeting import OPEN_S, meet, opened, tell_failed
 from parallel_core.engine.near_groups import TIMEOUT, own_group, own_links, own_torch_group, world_table
 from parallel_core.engine.stop import AgreedEnd
 from parallel_core.layout import Layout
@@ -51,13 +53,22 @@ class Rendezvous:
     node: int | None = None
     """The first rank of this host if the ranks are on several hosts; None if all are on one."""
 
-    def open_store(self) -> dist.TCPStore:
+    def open_store(self, limit: timedelta = TIMEOUT) -> dist.Store:
+        """Opens the store, or a connection to it. Raises ConnectionRefusedError where it was on another host and is
+        gone, and torch's errors after `limit`."""
+        if self.node is None or self.is_host:
+            return self._open(limit)
+        store = opened(self._open, self.host, self.port, limit.total_seconds())
+        store.set_timeout(TIMEOUT)
+        return store
+
+    def _open(self, limit: timedelta) -> dist.TCPStore:
         return dist.TCPStore(
             self.host,
             self.port,
             self.world,
             is_master=self.is_host,
-            timeout=TIMEOUT,
+            timeout=limit,
             wait_for_workers=False,
             master_listen_fd=self.listen_fd,
         )
@@ -96,11 +107,26 @@ def connect(
     if layout.world == 1:
         return Groups()
     store = rendezvous.open_store()
+    if rendezvous.node is not None:
+        meet(store, rank, layout.world, TIMEOUT.total_seconds())
     dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world, timeout=TIMEOUT)
     groups = groups_of(rank, layout, store, tied)
     if backend == "nccl":
         warm_up(groups, rank, layout, torch.device("cuda", torch.cuda.current_device()), generates)
     return groups
+
+
+@contextmanager
+def awaited(rendezvous: Rendezvous, rank: int) -> Iterator[None]:
+    """A context for what a rank does before it calls `connect`: if that fails, those that wait on other hosts are told,
+    and why."""
+    try:
+        yield
+    except Exception as error:
+        if rendezvous.node is not None and not rendezvous.is_host:
+            with suppress(RuntimeError, OSError):  # they may have ended, too
+                tell_failed(rendezvous.open_store(timedelta(seconds=OPEN_S)), rank, error)
+        raise
 
 
 def warm_up(groups: Groups, rank: int, layout: Layout, device: torch.device, generates: bool = False) -> None:

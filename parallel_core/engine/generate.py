@@ -25,7 +25,7 @@ from parallel_core.analysis.generated import PER_TOKEN, Generated
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.engine import checkpoint, llama, storage
 from parallel_core.engine.device import Device, disable_cudnn_attention, open_device
-from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined, wait_for_all
+from parallel_core.engine.distributed import Groups, Rendezvous, awaited, connect, joined, wait_for_all
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.inputs import generates_from, require_expected, require_same_weights
 from parallel_core.engine.interference import Interference
@@ -303,7 +303,8 @@ def run_rank(
     """Generates on one rank and emits the results; failures are reported by the caller. `expects`: what it has to
     generate from, where that is known (`inputs.require_expected`)."""
     disable_cudnn_attention()
-    device = open_device(spec.train.device, rendezvous.sharing)
+    with awaited(rendezvous, rank):
+        device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend, generates=True)
     with joined():

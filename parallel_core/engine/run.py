@@ -14,7 +14,7 @@ from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine import checkpoint
 from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.device import Device, disable_cudnn, open_device, use_deterministic_algorithms
-from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined
+from parallel_core.engine.distributed import Groups, Rendezvous, awaited, connect, joined
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.inputs import (
     reads,
@@ -57,7 +57,8 @@ def run_rank(
     the caller reports. At its time limit it saves and returns; a record (`early_end`) tells.
     """
     spec = broken(spec)
-    device = _device(spec, rendezvous.sharing)
+    with awaited(rendezvous, rank):
+        device = _device(spec, rendezvous.sharing)
     report = Reporter(spec, rank, sink, device, TraceRequests(progress.folder))
     report.phase("building", 0)
     progress.at(-1, "connecting")

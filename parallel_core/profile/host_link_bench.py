@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_core.engine.device import open_device
-from parallel_core.engine.distributed import Rendezvous, connect, joined
+from parallel_core.engine.distributed import Rendezvous, awaited, connect, joined
 from parallel_core.engine.near_groups import common_torch_group
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
@@ -29,7 +29,8 @@ def run_rank(
 
     The first half of the ranks must be on one host, the second half on the other.
     """
-    device = open_device(spec.train.device, rendezvous.sharing)
+    with awaited(rendezvous, rank):
+        device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
     with joined():
