@@ -21,7 +21,7 @@ from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.rules import field_errors
-from parallel_core.untrusted import PARSE_ERRORS
+from parallel_core.untrusted import PARSE_ERRORS, text_of
 
 CONFIG = "config.json"
 EPS = 1e-5
@@ -113,9 +113,7 @@ def _number(field: str, value: Any) -> float:
 def read_config(path: Path) -> dict[str, Any]:
     """The config.json of a folder. Raises CheckpointError if it is missing or no description of a model."""
     try:
-        if (path / CONFIG).is_fifo():  # reading it would wait for its writer
-            raise CheckpointError(f"{path / CONFIG} cannot be read: it is no file.")
-        config = json.loads((path / CONFIG).read_text())
+        config = json.loads(text_of(path / CONFIG))
     except OSError as error:
         raise CheckpointError(f"{path / CONFIG} cannot be read: {error.strerror or error}") from error
     except PARSE_ERRORS as error:

@@ -15,7 +15,7 @@ from typing import Any
 from parallel_core.checkpoint.cover import covers
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
-from parallel_core.untrusted import PARSE_ERRORS
+from parallel_core.untrusted import PARSE_ERRORS, text_of
 
 FORMAT = "trainyard-checkpoint-1"
 FILE = "manifest.json"
@@ -121,7 +121,7 @@ def read(folder: Path) -> Manifest:
     the files is checked piece by piece when it is loaded (or by `verify.verified`).
     """
     try:
-        raw = json.loads((folder / FILE).read_text())
+        raw = json.loads(text_of(folder / FILE))
     except OSError as error:
         raise CheckpointError(f"{folder} is no checkpoint: {FILE} cannot be read ({error.strerror}).") from error
     except PARSE_ERRORS as error:

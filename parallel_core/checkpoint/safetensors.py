@@ -26,7 +26,7 @@ import numpy as np
 
 from parallel_core.atomic_file import whole_file
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.untrusted import PARSE_ERRORS
+from parallel_core.untrusted import PARSE_ERRORS, text_of
 
 ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
 ITEM |= {"U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
@@ -144,7 +144,7 @@ def open_all(path: Path) -> dict[str, SafeTensors]:
     if not (path / INDEX).exists():
         return _named(SafeTensors(path / SINGLE))
     try:
-        where = {str(name): str(file) for name, file in json.loads((path / INDEX).read_text())["weight_map"].items()}
+        where = {str(name): str(file) for name, file in json.loads(text_of(path / INDEX))["weight_map"].items()}
     except OSError as error:
         raise CheckpointError(f"{path / INDEX} cannot be read ({error.strerror}).") from error
     except PARSE_ERRORS as error:

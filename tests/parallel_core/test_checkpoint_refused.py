@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import pickle
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,16 @@ def test_a_checkpoint_that_does_not_say_what_was_read_is_loaded(spoilt: Path) ->
 def test_what_was_read_is_told_in_digits(reads: Any, spoilt: Path) -> None:
     _sealed(spoilt, lambda raw: raw | {"reads": reads})
     with pytest.raises(CheckpointError, match="lacks or spoils"):
+        manifests.read(spoilt)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("made", [os.mkfifo, partial(os.symlink, "/dev/null")], ids=["pipe", "device"])
+def test_a_manifest_that_is_no_file_is_refused(made: Callable[[Path], None], spoilt: Path) -> None:
+    """A pipe would be waited for, and a device may never end."""
+    (spoilt / manifests.FILE).unlink()
+    made(spoilt / manifests.FILE)
+    with pytest.raises(CheckpointError, match=r"manifest\.json cannot be read \(it is no file\)"):
         manifests.read(spoilt)
 
 

@@ -196,6 +196,11 @@ def _pipe(file: str) -> Callable[[Path], None]:
     return change
 
 
+def _device_of_config(folder: Path) -> None:
+    (folder / llama_weights.CONFIG).unlink()
+    (folder / llama_weights.CONFIG).symlink_to(os.devnull)
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a link that leads nowhere": (lambda folder: (folder / "extra").symlink_to("nowhere"), ""),
     "a file of no possible name": (lambda folder: _elsewhere(folder, "a\0b"), "cannot be read: it is no file"),
@@ -204,6 +209,8 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "the folder above": (lambda folder: _elsewhere(folder, ".."), "leads out of its folder"),
     "an index that is a folder": (lambda folder: (folder / safetensors.INDEX).mkdir(), "index.json cannot be read"),
     "a pipe": (_pipe(safetensors.SINGLE), "cannot be read: it is no file"),
+    "a pipe of an index": (lambda folder: os.mkfifo(folder / safetensors.INDEX), "index.json cannot be read"),
+    "a device of a config": (_device_of_config, "cannot be read: it is no file"),
     "a pipe of a config": (_pipe(llama_weights.CONFIG), "cannot be read: it is no file"),
 }
 
