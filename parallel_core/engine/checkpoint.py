@@ -183,6 +183,7 @@ class Saver:
         if trainer.spec.parallel.flushes:
             self._on_any_rank(False, False)
         began = time.perf_counter()
+        trainer.progress.at(done, "saving")
         self.wait()
         if done != self._last:
             self._last = done

@@ -94,6 +94,7 @@ class BaseExecutor:
             self._progress.at(step, text)
             with self._scope.named(text):
                 self._do(op, run, lane)
+        self._progress.at(step, "work after the step")  # else a later fault would be said to be in the last operation
 
     def _do(self, op: Op, run: Callable[[Op], int], lane: int) -> None:
         """Runs the operation with its stage, micro-batch and version set in the scope, and records its span."""

@@ -104,6 +104,7 @@ class Fingerprints:
         """
         spent = 0.0
         if self._due(step):
+            self._trainer.progress.at(step, "comparing replicas")
             self._begun.append(self._begin(step))
             spent += self._begun[-1].seconds
         ended: list[Print] = []

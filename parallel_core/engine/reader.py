@@ -41,21 +41,22 @@ class Reader:
         # Two for each step whose totals may be under way: until they are known, so may be its copies.
         self._inputs, self._targets = (device.uploads(2 * (1 + steps_apart(spec))) for _ in range(2))
         self._held_out = PlainUploads(device.torch)
-        self._reads = bool(outline_of(spec.model).readers & set(units))
+        self.reads = bool(outline_of(spec.model).readers & set(units))
+        """Whether any of the layers reads samples."""
         self._dtype = DTYPES[spec.train.precision]
 
     def read(self, step: int) -> Batch:
         """Returns this rank's batch; empty on a rank none of whose layers reads samples."""
         start = self._scope.mark()
         with self._scope.named(Kind.DATA.name):
-            batch = self._read_batch(step) if self._reads else Batch(step, {}, 0.0)
+            batch = self._read_batch(step) if self.reads else Batch(step, {}, 0.0)
         self._scope.micro_batch = -1
         self._scope.span(Kind.DATA, LANE_HOST, start)
         return batch
 
     def held_out(self, batches: HeldOutBatches, number: int, ids: tuple[int, ...]) -> dict[int, Sample]:
         """Returns the micro-batches `ids` of a round of held-out samples, by id; {} where `read` returns none."""
-        if not (self._reads and ids):
+        if not (self.reads and ids):
             return {}
         inputs, targets = (self._to_device(part, self._held_out).unbind(0) for part in batches.take(number, ids))
         return dict(zip(ids, map(Sample, inputs, targets), strict=True))

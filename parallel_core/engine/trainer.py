@@ -22,6 +22,7 @@ from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reader import Reader
 from parallel_core.engine.reducers import reducer_of
 from parallel_core.engine.shared_gradients import SharedGradients
+from parallel_core.engine.stage import Batch
 from parallel_core.engine.step_runner import FlushingRunner, StepRunner, StreamingRunner
 from parallel_core.engine.stop import StopRequest
 from parallel_core.engine.stream import StreamExecutor
@@ -90,11 +91,16 @@ class Trainer:
             program = schedule.programs[here]
             traffic = Traffic.of(program, receipts(schedule, here))
             executor = Executor(program, traffic, parts, self.scope, progress, spec.train)
-            return FlushingRunner(spec.train, executor, self.reader.read)
+            return FlushingRunner(spec.train, executor, self._read)
         windows = Windows(spec)
         stream = StreamExecutor(windows, here, parts, self.scope, progress, spec.train)
         self._versions = stream.versions
-        return StreamingRunner(spec, stream, parts.totals, windows, self.reader.read)
+        return StreamingRunner(spec, stream, parts.totals, windows, self._read)
+
+    def _read(self, step: int) -> Batch:
+        if self.reader.reads:
+            self.progress.at(step, "reading data")
+        return self.reader.read(step)
 
     def _make_parts(self, groups: Groups) -> Parts:
         spec, layout, flat = self.spec, self.layout, self.chunks.flat

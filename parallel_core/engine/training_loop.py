@@ -149,6 +149,7 @@ class TrainingLoop:
     def _end(self, end: EndOfStep) -> None:
         """Ends the run after its last step, or at its time limit."""
         done, saver, report = end.done, self._saver, self._report
+        self._trainer.progress.at(done - 1, "the end of the run")
         others, processes = self._interference.share(), self._interference.processes()
         over = done == self._spec.train.steps
         # A run that is asked to stop in its last step goes on to its end, and evaluates last, in case it is given no
