@@ -260,7 +260,8 @@ def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     if code == -signal.SIGBUS:
-        return f"signal {-code} (SIGBUS: a page of memory that ranks share, or of a mapped file, could not be had)"
+        lost = "a page could not be had of memory that ranks share, or of a file that was cut while it was read"
+        return f"signal {-code} (SIGBUS: {lost})"
     try:
         return f"signal {-code} ({signal.Signals(-code).name})"
     except ValueError:

@@ -57,6 +57,7 @@ def test_a_fork_that_fails_ends_the_ranks_before_it_and_nothing_else(tmp_path: P
 def test_a_signal_is_told_with_what_it_means() -> None:
     assert describe_exit(-signal.SIGKILL) == "signal 9 (SIGKILL)"
     assert "memory that ranks share" in describe_exit(-signal.SIGBUS)
+    assert "a file that was cut while it was read" in describe_exit(-signal.SIGBUS)
 
 
 def test_a_rank_killed_from_outside_ends_its_group(yard: Yard) -> None:
