@@ -269,10 +269,11 @@ class _RecordEmitter:
     def __init__(self, sink: Sink, progress: Progress, new: int) -> None:
         self._sink, self._progress, self._new = sink, progress, new
         self._first, self._at = 0, -math.inf
+        self._begins(0)
 
     def __call__(self, so_far: Generated) -> None:
         done, now = len(so_far["tokens"][0]), time.monotonic()
-        self._progress.at(done, f"token {done} of {self._new}")
+        self._begins(done)
         if now - self._at < TELL_S and done < self._new:
             return
         first = self._first
@@ -288,6 +289,11 @@ class _RecordEmitter:
             kv_bytes=so_far["kv_bytes"],
         )
         self._first, self._at = done, now
+
+    def _begins(self, done: int) -> None:
+        """Reports what comes after so many tokens."""
+        more = done < self._new
+        self._progress.at(done, f"token {done + 1} of {self._new}" if more else "measuring memory")
 
 
 def run_rank(
@@ -308,6 +314,7 @@ def run_rank(
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend, generates=True)
     with joined():
+        progress.at(-1, "building")
         read = generates_from(spec.train.weights, path) if rank == 0 else {}
         require_expected(spec.train, read, expects, generates=True)
         generator = Generator(spec, rank, groups, device, path, partial(progress.at, -1, "loading"), progress.moved)
@@ -316,7 +323,6 @@ def run_rank(
         device.forget_memory_peak()  # what connecting took for a moment: first messages of every size
         report = Reporter(spec, rank, sink, device)
         report.hello(generator.flat, generator.units, Layout.of(spec), read)
-        progress.at(0, "generating")
         interference = Interference(device, groups.world, spec.parallel.world, rendezvous.node or 0)
         interference.start()
         found = generator.generate(request, _RecordEmitter(sink, progress, request["new"]))
@@ -324,4 +330,5 @@ def run_rank(
         sink.emit("summary", cpu_others=others, other_processes=processes)
         report.memory(0, generator.metered(request))
         log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found["tokens"][0]), found["kv_bytes"])
+        progress.at(request["new"], "the end of the run")
         wait_for_all(groups.store, rank, spec.parallel.world)

@@ -88,10 +88,10 @@ def test_each_layer_counts_as_progress(trained: dict[str, Path]) -> None:
     for seen, units in zip(found, Layout.of(spec).stage_units, strict=True):
         layers, metered = len(units), 2
         assert seen == {
-            "generating": layers,
             "token 1 of 3": layers,
             "token 2 of 3": layers,
-            "token 3 of 3": metered * layers,
+            "token 3 of 3": layers,
+            "measuring memory": metered * layers,
         }
 
 
