@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+from parallel_core.atomic_file import NO_SPACE
+
 SQLSTATE = "53100"
 """disk_full, PostgreSQL's documentation, appendix A."""
 SAID = (

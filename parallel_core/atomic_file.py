@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors of a full disk."""
 
 
 @contextmanager

@@ -33,9 +33,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED = 1, 2, 3, 4
+EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, EXIT_FULL = 1, 2, 3, 4, 5
 """Exit codes of a rank: its code raised; out of memory (with evidence); another rank vanished during a collective;
-stopped by SIGTERM after a complete step, with a checkpoint."""
+stopped by SIGTERM after a complete step, with a checkpoint; a full disk took not even the record of a failure."""
 
 STOP_GRACE_S = 2.0
 """From TERM to KILL when an attempt is stopped: ranks that are between steps save a checkpoint in it."""
@@ -257,6 +257,8 @@ def environment() -> dict[str, str]:
 
 def describe_exit(code: int) -> str:
     """Describes an exit code: 'signal 9 (SIGKILL)' or 'exit code 1'."""
+    if code == EXIT_FULL:
+        return f"exit code {code} (No space left on device for its records)"
     if code >= 0:
         return f"exit code {code}"
     if code == -signal.SIGBUS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -211,7 +212,8 @@ def _report(error: BaseException, args: RankArgs, sink: FileSink) -> int:
     """Emits the fault record with the rank's own traceback (also in its log); returns the exit code for the kind of
     error."""
     text = "".join(traceback.format_exception(error))
-    sys.stderr.write(text)
+    with contextlib.suppress(OSError):  # a full disk may still take the record
+        sys.stderr.write(text)
     where = progress.read(args.folder, args.rank)
     memory = _out_of_memory(error)
     sink.emit(

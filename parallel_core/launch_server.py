@@ -19,6 +19,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from parallel_core import launch, processes
+from parallel_core.atomic_file import NO_SPACE
 from parallel_core.launch import StartCommand, Store
 from parallel_core.launch_attempt import Attempt
 from parallel_core.launch_rank import RankArgs, RunRank, be_rank, engine
@@ -187,6 +188,7 @@ class Server:
 
     def _become(self, args: RankArgs, server: int) -> NoReturn:
         """Runs in the child: resets the server's signal handling, then runs the rank."""
+        code = launch.EXIT_FAULT
         try:
             processes.die_with(server)
             signal.set_wakeup_fd(-1)
@@ -194,10 +196,12 @@ class Server:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
             be_rank(args, self.run_rank)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in NO_SPACE:
+                code = launch.EXIT_FULL
             traceback.print_exc()
         finally:
-            os._exit(launch.EXIT_FAULT)
+            os._exit(code)
 
     # Ends
 

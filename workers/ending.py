@@ -80,7 +80,7 @@ def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kill
         return _of_fault(fault, guilty, where, codes)
     if guilty.code > 0:
         return Ending(
-            "failed", "user_code", f"Rank {rank} ended with exit code {guilty.code}{where}.", rank, exits=codes
+            "failed", "user_code", f"Rank {rank} ended with {describe_exit(guilty.code)}{where}.", rank, exits=codes
         )
     memory = guilty.code == -signal.SIGKILL and oom_kills > 0
     detail = f"Rank {rank} was killed by {describe_exit(guilty.code)}{where}."

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import signal
 import sys
 from collections.abc import Sequence
 
+from parallel_core.atomic_file import NO_SPACE
 from parallel_core.cli import fields, fit, images, models, order, partition, plan, profile, schedule, train
 from parallel_core.cli.common import CommandError
 from parallel_core.cli.numbers import target, whole
 from parallel_core.cli.output import drop_unread, say
 from parallel_core.launch import ServerLost
 from parallel_core.observe.gpus import AmbiguousGpus
-
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-"""What a full disk is reported as, without the name of the file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

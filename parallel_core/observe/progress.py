@@ -37,7 +37,10 @@ class Progress:
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder = folder
         with path(folder, rank).open("w+b") as file:
-            file.truncate(_PAGE.size)
+            file.write(
+                bytes(_PAGE.size)
+            )  # not just its size: the memory of a page that the disk has not cannot be used
+            file.flush()
             self._page = mmap.mmap(file.fileno(), _PAGE.size)
         self._pid = os.getpid()
         self.at(-1, "starting")

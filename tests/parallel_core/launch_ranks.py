@@ -113,9 +113,18 @@ def describe(args: RankArgs, sink: FileSink, page: Progress) -> None:
     )
 
 
-BEHAVIOURS = {
-    f.__name__: f for f in (finish, raise_error, run_out, wait, ignore_term, stop_slowly, leave_a_child, meet, describe)
-}
+def fill_disk(args: RankArgs, sink: FileSink, page: Progress) -> None:
+    """Fails on a disk that takes no record any more, not even that of the failure."""
+
+    def write(kind: str, blob: bytes = b"", **header: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sink.emit = write  # type: ignore[method-assign]
+    sink.emit("phase")
+
+
+_ALL = (finish, raise_error, run_out, wait, ignore_term, stop_slowly, leave_a_child, meet, describe, fill_disk)
+BEHAVIOURS = {f.__name__: f for f in _ALL}
 
 
 def run(args: RankArgs, sink: FileSink, page: Progress) -> None:

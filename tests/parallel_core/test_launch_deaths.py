@@ -16,6 +16,7 @@ import pytest
 
 from parallel_core import processes
 from parallel_core.launch import (
+    EXIT_FULL,
     Event,
     ForkServer,
     ServerLost,
@@ -58,6 +59,13 @@ def test_a_signal_is_told_with_what_it_means() -> None:
     assert describe_exit(-signal.SIGKILL) == "signal 9 (SIGKILL)"
     assert "memory that ranks share" in describe_exit(-signal.SIGBUS)
     assert "a file that was cut while it was read" in describe_exit(-signal.SIGBUS)
+
+
+def test_a_rank_that_cannot_write_that_its_disk_is_full_says_so_by_its_exit_code(yard: Yard) -> None:
+    yard.start(1, "fill_disk")
+    yard.until("gone", attempt=1)
+    assert yard.exits(1) == [(0, EXIT_FULL)]
+    assert "No space left on device" in describe_exit(EXIT_FULL)
 
 
 def test_a_rank_killed_from_outside_ends_its_group(yard: Yard) -> None:

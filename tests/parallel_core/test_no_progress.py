@@ -10,6 +10,7 @@ import pytest
 
 from parallel_core import no_progress
 from parallel_core.no_progress import marked
+from parallel_core.observe import progress
 from parallel_core.observe.progress import Progress
 from parallel_core.schedule import build, text
 from parallel_core.schedule.stream import Windows
@@ -75,6 +76,14 @@ def test_ranks_of_a_stream_may_be_in_different_steps_of_a_resumed_run(tmp_path: 
         "rank 2, step 7 2F0",
         "rank 3, step 7 3RECV_ACT0",
     ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_page_is_on_the_disk_before_it_is_used(tmp_path: Path) -> None:
+    """A rank that writes into a page that the disk has no room for is killed by SIGBUS."""
+    progress.path(tmp_path, 0).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        Progress(tmp_path, 0)
 
 
 def test_ranks_that_still_connect_have_no_lines(tmp_path: Path) -> None:

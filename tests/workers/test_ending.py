@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from parallel_core.exits import Exit, culprit
-from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED
+from parallel_core.launch import EXIT_FAULT, EXIT_FULL, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
@@ -78,6 +78,11 @@ def test_ranks_that_left_at_their_time_limit_have_succeeded_early(tmp_path: Path
     assert (told.outcome, told.cause) == ("succeeded", "time_limit")
     assert told.detail == "Ended after 3 of 9 steps: its limit of 1 minute (train.max_minutes)."
     assert ending.of_files(tmp_path, [0, 1]) == told
+
+
+def test_a_full_disk_is_told_where_no_record_of_it_could_be_written(tmp_path: Path) -> None:
+    told = ending.of_exits(tmp_path, [0], [Exit(0, EXIT_FULL, 0.0)], oom_kills=0)
+    assert told.detail.startswith("Rank 0 ended with exit code 5 (No space left on device")
 
 
 def left(folder: Path, rank: int, code: int) -> None:
