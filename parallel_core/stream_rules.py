@@ -62,7 +62,7 @@ def _check_clip(spec: RunSpec) -> None:
         raise refusal(
             ("train.clip", "train.clip_norm", "parallel.schedule"),
             f"schedule={spec.parallel.schedule} updates each stage on its own, so there is no moment at which the norm "
-            "of clip=global exists; use",
+            f"exists that clip=global holds to clip_norm={spec.train.clip_norm:g}; use",
             Proposal("clip={}", "train.clip", ["stage"]),
             FLUSHING,
             Proposal("leave clip_norm empty", "train.clip_norm", [None]),

@@ -183,8 +183,14 @@ def test_compute_alone_is_that_of_1f1b() -> None:
         (
             {"train": {"clip": "global"}},
             "train.clip",
-            "schedule=1f1b-stash updates each stage on its own, so there is no moment at which the norm of clip=global "
-            "exists; use clip=stage, or schedule=1f1b, or leave clip_norm empty.",
+            "schedule=1f1b-stash updates each stage on its own, so there is no moment at which the norm exists that "
+            "clip=global holds to clip_norm=1; use clip=stage, or schedule=1f1b, or leave clip_norm empty.",
+        ),
+        (
+            {"model": {"tied": True}, "train": {"clip": "global", "clip_norm": 2.0}},
+            "train.clip",
+            "schedule=1f1b-stash updates each stage on its own, so there is no moment at which the norm exists that "
+            "clip=global holds to clip_norm=2; use schedule=1f1b.",
         ),
         (
             {"model": {"tied": True}},
