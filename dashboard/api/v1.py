@@ -34,6 +34,7 @@ api = NinjaAPI(
     title="Trainyard",
     version="1",
     description="Submit, follow, cancel and delete training runs. Sign in with a bearer token (/accounts/tokens/).",
+    auth=READ,  # of an operation that says nothing else
     docs_url=None,
     openapi_url=None,  # below, as ninja's own is open to anybody and made anew for each request
     urls_namespace="api:v1",
