@@ -8,12 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from parallel_core.outline import KINDS
 from parallel_core.schedule.traits import CUSTOM, TRAITS, takes_early_gradients
 from parallel_core.spec import RunSpec
 
 MOST_RANKS = 4
-_KINDS = {"gpt": 12, "mlp": 1, "vgg16": 1, "resnet50": 1, "gnmt": 1}
-"""Model kind -> weight with which it is drawn."""
+_GPT_WEIGHT = 12
+"""How often a GPT is drawn where any other kind is drawn once."""
 _EARLY = 0.4
 """Share of the pipelines that use early gradients, of those that can. Drawn from a separate generator, so that the
 other draws of a seed do not depend on it."""
@@ -38,13 +39,13 @@ def draw(seed: int, steps: int = 3, warmup_steps: int = 2) -> Iterator[RunSpec]:
 
 
 def _model(chance: Random) -> dict[str, Any]:
-    (kind,) = chance.choices([*_KINDS], [*_KINDS.values()])
+    (kind,) = chance.choices([*KINDS], [_GPT_WEIGHT if kind == "gpt" else 1 for kind in KINDS])
     layers = chance.randint(2, 6)
     if kind == "gpt":
         return {"kind": kind, "layers": layers, "vocab": 256, **_gpt(chance)}
     if kind == "gnmt":
         return {"kind": kind, "layers": layers, "hidden": 64, "seq": 24, "vocab": 512}
-    return {"kind": kind} if kind == "mlp" else {"kind": kind, "width": 8}
+    return {"kind": kind} | ({"width": 8} if "width" in KINDS[kind].fields else {})
 
 
 def _gpt(chance: Random) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from torch import nn
 
 from parallel_core import combinations
-from parallel_core.bench import random_specs
 from parallel_core.data.images import Images, digits, enlarging
 from parallel_core.model_spec import ModelKind
 from parallel_core.models import registry
@@ -40,7 +39,6 @@ def test_every_kind_is_known_wherever_kinds_are() -> None:
         "models/registry.py": set(registry.KINDS),
         "combinations/features.py": set(combinations.KINDS),
         "SMALL of this file": {"gpt", *(model.kind for model in SMALL)},
-        "_KINDS of bench/random_specs.py": set(random_specs._KINDS),
         "MODELS of test_model_parity.py": {model.get("kind", "gpt") for model in MODELS.values()},
     }
     without = {place: set(get_args(ModelKind)) ^ kinds for place, kinds in known.items()}
