@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parallel_core.outline import KINDS
 from parallel_core.schedule.traits import TRAITS
 
 CORPUS_LABELS = {
@@ -39,10 +40,7 @@ CHOICE_LABELS = {
     "cuda": "CUDA GPU",
     "fp32": "fp32",
     "fp64": "fp64",
-    "gpt": "GPT",
-    "mlp": "MLP",
-    "vgg16": "VGG-16",
-    "resnet50": "ResNet-50",
+    **{kind: outline.name for kind, outline in KINDS.items()},
     "gnmt": "GNMT on Django's sentences",
     "learned": "Learned",
     "rope": "RoPE",
