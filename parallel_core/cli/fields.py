@@ -54,7 +54,7 @@ def _of_sections(schema: dict[str, Any]) -> Iterator[_Line]:
         for name, about in schema["$defs"][kind.__name__]["properties"].items():
             kinds = [word for word, outline in KINDS.items() if section == "model" and name in outline.fields]
             of = f" (Of {', '.join(kinds)}.)" if kinds else ""
-            default, said = json.dumps(about["default"]), _plain(about["description"])
+            default, said = json.dumps(about["default"]), _plain(about.get("description", ""))
             yield _Line(f"{section}.{name}", default, _values(about, schema), f"{said}{of}")
 
 

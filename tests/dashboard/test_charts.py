@@ -41,7 +41,8 @@ def test_figures_are_valid_json_with_few_traces_and_known_colours(chart: Chart) 
 def test_figures_speak_the_language_of_the_library(chart: Chart) -> None:
     coloured = re.sub(r"var\(--[\w-]+\)", "#000", json.dumps(chart.figure))
     figure = Figure(**{key: value for key, value in json.loads(coloured).items() if key in {"data", "layout"}})
-    assert {trace.type for trace in figure.data} <= OF_THE_BUNDLE
+    kinds = {trace.type for trace in figure.data}
+    assert kinds <= OF_THE_BUNDLE, f"the pages' Plotly draws {', '.join(sorted(OF_THE_BUNDLE))} alone"
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.key)

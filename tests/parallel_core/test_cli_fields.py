@@ -61,7 +61,8 @@ def test_the_schema_describes_every_field(capsys: pytest.CaptureFixture[str]) ->
     for section, kind in sections(RunSpec).items():
         fields = schema["$defs"][kind.__name__]["properties"] if section else schema["properties"]
         assert set(fields) == set(kind.model_fields)
-        assert all(field.get("description") for field in fields.values()), section
+        without = [name for name, field in fields.items() if not field.get("description")]
+        assert not without, f"say below {', '.join(without)} of {kind.__name__} what it is, as with the others"
 
 
 def test_a_section_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
