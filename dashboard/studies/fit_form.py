@@ -14,7 +14,6 @@ from dashboard.runs.spec_fields import MIB
 from dashboard.runs.submission import capacity, fleet_check
 from dashboard.studies import fit, services
 from dashboard.studies.estimate import Estimate, estimate
-from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import FINE, MODEL, TRAIN
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
@@ -105,12 +104,9 @@ class FitForm(MatrixForm):
     def _asked(self) -> dict[str, Any]:
         return {name: self.cleaned_data[name] for name in self.axes}
 
-    def _plan(self) -> Plan:
+    def plan(self) -> Plan:
         cap = self.cleaned_data["cap"]
         return fit.plan(self.base(), **self._asked(), limit=self._limits(), cap=cap * MIB if cap else None)
-
-    def plan(self) -> Plan:
-        return previewed(self._plan(), self.fleet)
 
     def estimate(self) -> Estimate:
         """A lower bound: a search whose prediction is wrong takes more runs."""
@@ -122,7 +118,7 @@ class FitForm(MatrixForm):
         return services.create(
             **self.common(owner),
             kind=self.kind,
-            plan=self._plan(),
+            plan=self.plan(),
             asked={**self._asked(), "cap": self.cleaned_data["cap"], "searching": True},
             retries=fit.RETRIES,
         )

@@ -21,7 +21,6 @@ from dashboard.runs.submission import capacity
 from dashboard.runs.text_fields import ASKED, NUMBER, TextFields
 from dashboard.studies import generation, services
 from dashboard.studies.estimate import Estimate, calibration
-from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import fleet_sentence
 from dashboard.studies.generation_estimate import Evidence, evidence
 from dashboard.studies.models import Study
@@ -166,14 +165,11 @@ class GenerationForm(TextFields, StudyForm):
         assert self.source is not None
         return generating.spec_of(self.source, generating.ONE)
 
-    def _plan(self) -> Plan:
+    def plan(self) -> Plan:
         assert self.source is not None
         splits = [Split.read(text) for text in self.cleaned_data["degrees"]]
         request = self.request(self.spec.model.vocab)
         return generation.plan(self.source, int(self.cleaned_data["step"]), request, splits)
-
-    def plan(self) -> Plan:
-        return previewed(self._plan(), self.fleet)
 
     def estimate(self) -> Estimate:
         """The sum of the runs one after another; unknown where nothing is known of the times of one of them."""
@@ -213,7 +209,7 @@ class GenerationForm(TextFields, StudyForm):
             name=self.named(outline_of(spec.model).title),
             kind=self.kind,
             base={"model": shared["model"], "train": {name: shared["train"][name] for name in ("precision", "device")}},
-            plan=self._plan(),
+            plan=self.plan(),
             asked={name: self.cleaned_data[name] for name in names},
             repeats=self.cleaned_data["repeats"],
             queue=self.in_queue(),

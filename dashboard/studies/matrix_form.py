@@ -13,7 +13,6 @@ from dashboard.fields import NumberList, WholeNumber
 from dashboard.runs.forms import program_field, program_text
 from dashboard.runs.models import Run
 from dashboard.studies import families, services, variants
-from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import TrainingForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.services import Invalid
@@ -36,7 +35,6 @@ class MatrixForm(TrainingForm):
 
     kind = "matrix"
     title = "Matrix"
-    template_name_own = "studies/new_matrix.html"
 
     strategies = forms.MultipleChoiceField(
         required=False,
@@ -132,7 +130,7 @@ class MatrixForm(TrainingForm):
         return {name: self.cleaned_data[name] for name in (*self.axes, "timed_steps")}
 
     def plan(self) -> Plan:
-        return previewed(variants.matrix(self.base(), **self._asked()), self.fleet)
+        return variants.matrix(self.base(), **self._asked())
 
     def create(self, owner: Any) -> Study:
         return services.create_matrix(**self.common(owner), **self._asked())

@@ -12,7 +12,6 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.runs.submission import capacity
 from dashboard.studies import scaling, services
-from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import UNSCALED, TrainingForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.strategies import BY_KEY
@@ -25,7 +24,6 @@ class ScalingForm(TrainingForm):
 
     kind = scaling.KIND
     title = "Scaling"
-    template_name_own = "studies/new_matrix.html"
     fine_fields = UNSCALED
 
     strategies = forms.MultipleChoiceField(
@@ -73,13 +71,13 @@ class ScalingForm(TrainingForm):
         return counts
 
     def plan(self) -> Plan:
-        return previewed(scaling.plan(self.base(), **self._asked()), self.fleet)
+        return scaling.plan(self.base(), **self._asked())
 
     def create(self, owner: Any) -> Study:
         return services.create(
             **self.common(owner),
             kind=self.kind,
-            plan=scaling.plan(self.base(), **self._asked()),
+            plan=self.plan(),
             asked=self._asked(),
             note=shared_cores(self.fleet).removeprefix("; "),
         )

@@ -9,7 +9,6 @@ from django import forms
 
 from dashboard.fields import WholeNumber
 from dashboard.studies import services, streams, variants
-from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import UNSCALED, TrainingForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
@@ -25,7 +24,6 @@ class StashingForm(TrainingForm):
 
     kind = streams.KIND
     title = "What stashing buys"
-    template_name_own = "studies/new_matrix.html"
     fine_fields = tuple(path for path in UNSCALED if path != "train.clip")  # all clip by stage
 
     devices = WholeNumber(label="Pipeline stages", min_value=2, max_value=limits.MAX_DEGREE, initial=2)
@@ -56,9 +54,7 @@ class StashingForm(TrainingForm):
         return {name: self.cleaned_data[name] for name in ("devices", "micro_batches", "timed_steps")}
 
     def plan(self) -> Plan:
-        return previewed(variants.stashing(self.base(), **self._asked()), self.fleet)
+        return variants.stashing(self.base(), **self._asked())
 
     def create(self, owner: Any) -> Study:
-        asked = self._asked()
-        plan = variants.stashing(self.base(), **asked)
-        return services.create(**self.common(owner), kind=self.kind, plan=plan, asked=asked)
+        return services.create(**self.common(owner), kind=self.kind, plan=self.plan(), asked=self._asked())

@@ -1,6 +1,6 @@
 """What the forms of all kinds of study have in common.
 
-`form.plan()` returns what would run, before anything is queued; `form.create(owner)` queues it.
+`form.planned` is what would run, before anything is queued; `form.create(owner)` queues it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
 from dashboard.runs.spec_fields import html_name
 from dashboard.studies import services
 from dashboard.studies.estimate import Estimate, run_seconds
+from dashboard.studies.feasible import previewed
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan, Variant
 from parallel_core import limits
 
 
 class StudyForm(Form):
-    """A name and repeats; `template_name_own` shows the fields of the kind."""
+    """A name and repeats."""
 
     kind: ClassVar[str]
     title: ClassVar[str]
     """Name of the kind."""
-    template_name_own: ClassVar[str]
+    template_name_own: ClassVar[str] = "studies/new_own.html"
+    """Shows the fields of the kind only: `own_group`."""
     template_name_base: ClassVar[str] = ""
     """Shows the fields of what all runs share, if there are any besides."""
     anew: str = ""
@@ -108,16 +110,16 @@ class StudyForm(Form):
 
     def own_group(self) -> Iterator[forms.BoundField]:
         """The fields of this kind only."""
-        raise NotImplementedError
+        yield from ()
 
     def plan(self) -> Plan:
-        """What would run. Needs a valid form."""
+        """The runs that are asked for, whether or not they fit. Needs a valid form."""
         raise NotImplementedError
 
     @cached_property
     def planned(self) -> Plan:
-        """`plan`, made once: it takes long for many variants."""
-        return self.plan()
+        """What of `plan` would run on this fleet, found once: it takes long for many variants. Needs a valid form."""
+        return previewed(self.plan(), self.fleet)
 
     def create(self, owner: Any) -> Study:
         """Queues the study. Raises services.Invalid and PermissionDenied."""

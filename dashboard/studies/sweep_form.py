@@ -17,7 +17,6 @@ from dashboard.runs.form_words import short_label
 from dashboard.runs.forms import Section
 from dashboard.studies import services, sweepable, variants
 from dashboard.studies.estimate import Estimate
-from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import TrainingForm, folded
 from dashboard.studies.models import Study
 from dashboard.studies.services import InQueue
@@ -168,7 +167,7 @@ class SweepForm(TrainingForm):
         return asked
 
     def plan(self) -> Plan:
-        return previewed(variants.sweep(self.base(), **self._asked()), self.fleet)
+        return variants.sweep(self.base(), **self._asked())
 
     def create(self, owner: Any) -> Study:
         return services.create_sweep(**self.common(owner), **self._asked())

@@ -227,6 +227,28 @@ def test_every_kind_opens_under_its_own_name(member: Client, key: str) -> None:
     assert type(answer.context["form"]) is kinds.KINDS[key].form and kinds.KINDS[key].form.kind == key
 
 
+class TwoSeeds(TrainingForm):
+    """The least that a kind consists of."""
+
+    kind = "seeds"
+    title = "Two seeds"
+
+    def plan(self) -> variants.Plan:
+        return variants.sweep(self.base(), field="train.seed", values=["1", "2"])
+
+    def create(self, owner: Any) -> Study:
+        return services.create(**self.common(owner), kind=self.kind, plan=self.plan(), asked={})
+
+
+def test_a_kind_without_fields_of_its_own_has_no_group_of_them(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(kinds.KINDS, "seeds", kinds.StudyKind("Twice.", TwoSeeds))
+    page = member.get(NEW, {"kind": "seeds"}).content.decode()
+    assert "Twice." in page and "What differs" not in page
+    asked = {name: value for name, value in MATRIX.items() if name not in ("strategies", "recompute")}
+    assert member.post(NEW, {**asked, "kind": "seeds"}).status_code == 302
+    assert [run.spec["train"]["seed"] for run in Study.objects.get().runs.order_by("position")] == [1, 2]
+
+
 def test_another_kind_plugs_in(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     class Other(MatrixForm):
         kind = "other"

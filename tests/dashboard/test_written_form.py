@@ -46,7 +46,7 @@ def test_the_examples_of_the_help_run_at_the_defaults_on_the_devices_that_it_nam
     for split, devices in examples:
         filled = MatrixForm({**values, "splits": split, "devices": devices, "strategies": ["1f1b"]})
         assert filled.is_valid(), filled.errors
-        plan = filled.plan()
+        plan = filled.planned
         assert not plan.skipped and any(split.replace("x1", "")[:3] in one.name for one in plan.variants)
 
 
