@@ -19,6 +19,7 @@ from dashboard.api.waiting import MOST_S
 from dashboard.json_values import clean
 from dashboard.runs import (
     field_terms,
+    generated_text,
     generating,
     queueing,
     removal,
@@ -267,7 +268,7 @@ def detail(run: Run) -> dict[str, Any]:
         **_checkpoints(run),
         "task": run.task,
         "thinned": ThinnedOut.of(thinned(run)),
-        "generated": clean(generating.api_record(run)),
+        "generated": clean(generated_text.api_record(run)),
         "waits_for": selectors.waiting(run).sentence,
         "hosts": run.host_count,
         "placed": attempt.devices if (attempt := selectors.attempt_of(run)) else [],

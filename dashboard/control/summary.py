@@ -17,7 +17,7 @@ from dashboard.control.conditions import conditions
 from dashboard.control.suspects import UNREACHABLE
 from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
-from dashboard.runs import generating, selectors
+from dashboard.runs import generated_text, selectors
 from dashboard.runs.models import ENDED, RankInfo, Run
 from dashboard.runs.reads import read_by
 from parallel_core.analysis.breakdown import mean
@@ -48,7 +48,7 @@ def store_summary(pk: int) -> None:
     run = Run.objects.filter(pk=pk, state__in=ENDED).first()
     if run is None:
         return
-    summary = {**generating.summary(run), "memory": _worst_memory(run)} if run.task else summarise(run)
+    summary = {**generated_text.summary(run), "memory": _worst_memory(run)} if run.task else summarise(run)
     changes: dict[str, Any] = {"summary": summary}
     if summary["timed"]:
         changes["step_time"] = summary["timed"]["median"]

@@ -1,51 +1,29 @@
-"""Runs that generate text: submits them, and puts into words what they have generated so far."""
+"""Submits runs that generate text; what they have generated so far is in `generated_text`."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import generate_panel, resuming, selectors, services, submission, weights
+from dashboard.runs import resuming, services, submission, weights
 from dashboard.runs import run_on as places
-from dashboard.runs.models import RankInfo, Run
+from dashboard.runs.models import Run
 from parallel_core import limits
 from parallel_core.analysis.generated import (
-    Generated,
-    Parts,
-    merged,
-    over_position,
-    parts,
-    rate,
-    replicas,
     text,
 )
-from parallel_core.analysis.quantities import bytes_text, percent_text, plural_text, rate_text, seconds_text
-from parallel_core.analysis.stats import summarise
 from parallel_core.generation_request import inference, read_request
-from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec, field_errors
 from workers.contract import ResumeFrom
 
 LABEL = "Generate"
 _NAME = 40
 _SPLIT = re.compile(r"(\d{1,9})\s*[x×]\s*(\d{1,9})\s*[x×]\s*(\d{1,9})")
-
-
-@dataclass(frozen=True)
-class Text:
-    """One sample: the prompt, and what has been generated after it so far."""
-
-    prompt: str
-    made: str
-    done: int
 
 
 def able(run: Run) -> bool:
@@ -199,151 +177,3 @@ def spec_of(run: Run, split: Split, step: int | None = None) -> RunSpec:
         raise services.Invalid({field: " ".join(found.values())}) from error
     except ValueError as error:
         raise services.Invalid({"step": f"{error}."}) from error
-
-
-def ranks(run: Run) -> dict[int, Mapping[str, Any]]:
-    """What each rank of the newest attempt has generated; without ranks that have reported nothing."""
-    return {rank: info.generated for rank, info in selectors.ranks(run).items() if info.generated}
-
-
-def where_it_goes(run: Run) -> Parts | None:
-    """Where a token of the newest attempt goes; None if its ranks have not told it."""
-    return parts(ranks(run), Layout.of(RunSpec.stored(run.spec)))
-
-
-def _replicas(run: Run) -> list[Mapping[str, Any]]:
-    """What each replica has generated; [] until all of them have reported something."""
-    layout = Layout.of(RunSpec.stored(run.spec))
-    reported = replicas(ranks(run), layout)
-    return reported if len(reported) == layout.dp else []
-
-
-def texts(run: Run) -> list[Text]:
-    """One text for each sample; before the first token only the prompts."""
-    vocab, prompt = RunSpec.stored(run.spec).model.vocab, run.task["prompt"]
-    reported = _replicas(run)
-    samples = merged(reported)["tokens"] if reported else [[] for _ in range(run.task["samples"])]
-    whole = [text([*prompt, *tokens], vocab) for tokens in samples]
-    start = text(prompt, vocab)
-    # A prompt may end inside a letter of several bytes: then the whole does not begin with it.
-    return [
-        Text(start, made.removeprefix(start), len(tokens)) if made.startswith(start) else Text("", made, len(tokens))
-        for made, tokens in zip(whole, samples, strict=True)
-    ]
-
-
-def sentence(run: Run) -> str:
-    """How many tokens there are and how fast they came; begins with the number."""
-    reported = _replicas(run)
-    if not reported:
-        return "No token is there yet."
-    all_of_it, wanted, samples = merged(reported), run.task["new"], run.task["samples"]
-    done = min(len(tokens) for tokens in all_of_it["tokens"])
-    of = "" if done == wanted else f" of {wanted}"
-    several = f" in each of {samples} texts" if samples > 1 else ""
-    out = f"{done}{of} token{'s' if wanted > 1 else ''}{several}: the first after {seconds_text(all_of_it['prefill'])}"
-    if (speed := rate(reported)) is not None:
-        out += f", then {seconds_text(speed[0])} each (median), {rate_text(speed[1])}"
-    return f"{out}."
-
-
-def figures(run: Run) -> list[tuple[str, str, str]]:
-    """(title, value, note) of prefill, time of a token, speed, caches, and memory."""
-    reported, prompt = _replicas(run), len(run.task["prompt"])
-    first = merged(reported) if reported else None
-    speed = rate(reported)
-    caches = [rank["kv_bytes"] for rank in ranks(run).values()]
-    what = "prompt token"
-    over = f", over {len(reported)} replicas" if len(reported) > 1 else ""
-    return [
-        (
-            "Prefill",
-            seconds_text(first["prefill"]) if first else "–",
-            f"{plural_text(prompt, what)}{_share(first)}",
-        ),
-        ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
-        ("Speed", rate_text(speed[1]) if speed else "–", f"{run.task['samples']} at a time{over}"),
-        (
-            "Keys and values",
-            bytes_text(max(caches)) if caches else "–",
-            _holders(run.devices, caches),
-        ),
-        generate_panel.figure(run),
-    ]
-
-
-def _holders(devices: int, caches: list[int]) -> str:
-    """Where the caches are; stages may have different numbers of layers, and so caches of different sizes."""
-    if devices == 1:
-        return "on its one rank"
-    return f"on each of {devices} ranks" if len(set(caches)) < 2 else f"on the fullest of {devices} ranks"
-
-
-def _share(first: Mapping[str, Any] | None) -> str:
-    """The prefill's share of the time so far."""
-    if not first or not first["seconds"]:
-        return ""
-    return f", {percent_text(first['prefill'] / max(first['prefill'] + sum(first['seconds']), 1e-9))} of the time"
-
-
-def _spread(first: Mapping[str, Any] | None) -> str:
-    if not first or not first["seconds"]:
-        return "median"
-    seconds = sorted(first["seconds"])
-    low, high = seconds[len(seconds) // 10], seconds[-1 - len(seconds) // 10]
-    return f"median; 80 % within {seconds_text(low)} to {seconds_text(high)}"
-
-
-def api_record(run: Run) -> dict[str, Any] | None:
-    """What all replicas have generated, with the texts, for the API; None if it generates nothing, or nothing yet."""
-    if (found := whole(run)) is None:
-        return None
-    made = [sample.prompt + sample.made for sample in texts(run)]
-    return {**found, "kv_bytes": [rank["kv_bytes"] for rank in ranks(run).values()], "texts": made}
-
-
-def whole(run: Run) -> Generated | None:
-    """What all replicas have generated; None until all of them have reported something."""
-    reported = _replicas(run) if run.generates else []
-    return merged(reported) if reported else None
-
-
-def measured(run: Run) -> dict[str, Any] | None:
-    """Times and sizes of what was generated; None until all replicas have reported something.
-
-    - prefill: seconds until the first token.
-    - token: Stats of the seconds of each later token, on the slowest replica; None before the second token.
-    - tokens_per_s: over all texts and replicas, at their medians; None before the second token.
-    - kv_bytes: keys and values on the rank that has the most.
-    - digest: SHA-256 of the tokens of all texts: equal for equal texts.
-    - parts: analysis.generated.Parts of the slowest replica; None if its ranks have not told them.
-    - positions: rows of analysis.generated.Stretch, on the slowest replica.
-    """
-    made = whole(run)
-    if made is None:
-        return None
-    speed, prompt = rate(_replicas(run)), len(run.task["prompt"])
-    own = where_it_goes(run)
-    return {
-        "parts": own._asdict() if own else None,
-        "positions": [list(row) for row in over_position(made["seconds"], prompt)],
-        "prefill": made["prefill"],
-        "token": asdict(summarise(made["seconds"])) if speed else None,
-        "tokens_per_s": speed[1] if speed else None,
-        "kv_bytes": max(rank["kv_bytes"] for rank in ranks(run).values()),
-        "digest": hashlib.sha256(json.dumps(made["tokens"]).encode()).hexdigest(),
-    }
-
-
-def summary(run: Run) -> dict[str, Any]:
-    """The summary stored with a run of this kind that has ended; `generation` is what was `measured`, `cpu_others` the
-    share of a device that others used meanwhile, on the worst rank, None if a rank does not know it, and
-    `other_processes` how many were on one of its GPUs, None if none is known."""
-    rows = RankInfo.objects.filter(attempt__run=run).exclude(generated={})
-    told = [info.summary for info in selectors.ranks(run).values()]
-    others, processes = ([one.get(name) for one in told] for name in ("cpu_others", "other_processes"))
-    known = [share for share in others if share is not None]
-    nothing = {"timed": None, "final_loss": None, "breakdown": None}
-    taken = max(known) if len(known) == run.devices else None
-    busy = {"cpu_others": taken, "other_processes": max(filter(None, processes), default=None)}
-    return {**nothing, **busy, "generated": rows.exists(), "generation": measured(run)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.runs import generating, linking, selectors, text_times
+from dashboard.runs import generated_text, linking, selectors, text_times
 from dashboard.runs.asking import queued_runs
 from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.form_words import in_form_words
@@ -98,7 +98,7 @@ def verdict(run: Run) -> Verdict:
 def _text(run: Run) -> Verdict:
     """What it has generated, where the time of a token goes, and whether others disturbed it."""
     more = [text_times.sentence(run), _busy(run)]
-    return Verdict(generating.sentence(run), more=" ".join(filter(None, more)))
+    return Verdict(generated_text.sentence(run), more=" ".join(filter(None, more)))
 
 
 def _queued(run: Run) -> Verdict:
@@ -247,7 +247,7 @@ def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
     if attempt is None:
         return Verdict("Cancelled before it started; it used no device.")
     if run.generates:
-        done = max((sample.done for sample in generating.texts(run)), default=0)
+        done = max((sample.done for sample in generated_text.texts(run)), default=0)
         return Verdict(f"Cancelled after {done} of {run.task['new']} tokens.")
     before = "" if run.between else " before its first step"
     at = f" at step {run.step + 1}" if run.step is not None else before

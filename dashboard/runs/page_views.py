@@ -16,6 +16,7 @@ from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import Lit, lit_of, window_of
 from dashboard.live.changes import priced
 from dashboard.runs import (
+    generated_text,
     generating,
     linking,
     metric_charts,
@@ -99,8 +100,8 @@ def _made(run: Run) -> dict[str, Any]:
     """The results so far of a run that does not train (timed links or generated text), and their template."""
     if run.between:
         return {"part": "runs/timed_links.html", "found": linking.table_of(run), "rows": linking.listed(run)}
-    figures = [*generating.figures(run), text_times.figure(run)]
-    found = {"texts": generating.texts(run), "figures": figures, "task": run.task, "chart": text_times.chart(run)}
+    figures = [*generated_text.figures(run), text_times.figure(run)]
+    found = {"texts": generated_text.texts(run), "figures": figures, "task": run.task, "chart": text_times.chart(run)}
     return {"part": "runs/generated_text.html", **found}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboard.charts.chart import Chart
 from dashboard.charts.generation_parts import Line, positions
-from dashboard.runs import generating
+from dashboard.runs import generated_text
 from dashboard.runs.generating import Split
 from dashboard.runs.models import ENDED, Run
 from parallel_core.analysis.generated import growth, over_position
@@ -14,7 +14,7 @@ from parallel_core.spec import RunSpec
 
 def sentence(run: Run) -> str:
     """The share of communication in a token, and whether late tokens take longer; '' as long as neither is known."""
-    found, said = generating.where_it_goes(run), [grown(run)]
+    found, said = generated_text.where_it_goes(run), [grown(run)]
     if found and run.devices > 1:
         said.insert(0, f"Communication takes {percent_text(found.communication)} of a token.")
     return " ".join(filter(None, said))
@@ -22,7 +22,7 @@ def sentence(run: Run) -> str:
 
 def grown(run: Run, on: str = "") -> str:
     """Whether late tokens of a run take longer, `on` its split; '' with too few tokens to see it."""
-    made = generating.whole(run)
+    made = generated_text.whole(run)
     found = growth(made["seconds"], len(run.task["prompt"])) if made else None
     if found is None:
         return ""
@@ -37,7 +37,7 @@ def figure(run: Run) -> tuple[str, str, str]:
     """(title, value, note) of the communication in a token."""
     if run.devices == 1:
         return "Communication", "none", "on one device"
-    found = generating.where_it_goes(run)
+    found = generated_text.where_it_goes(run)
     if found is None:
         return "Communication", "–", "of a token"
     parts = [f"{seconds_text(found.collective)} in collectives"] if found.collective else []
@@ -48,7 +48,7 @@ def figure(run: Run) -> tuple[str, str, str]:
 
 def chart(run: Run) -> Chart | None:
     """Time of a token over its position; None while the run goes on, and where there is no second token."""
-    made = generating.whole(run) if run.state in ENDED else None
+    made = generated_text.whole(run) if run.state in ENDED else None
     if made is None or not made["seconds"]:
         return None
     parallel = RunSpec.stored(run.spec).parallel

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from dashboard.runs import generating, text_times
+from dashboard.runs import generated_text, text_times
 from dashboard.runs.generating import ONE
 from dashboard.runs.models import State
 from dashboard.studies import excluded
@@ -30,10 +30,10 @@ def differences(view: Generations) -> dict[int, tuple[int, int]]:
 
     Reads what their ranks have stored.
     """
-    base = generating.whole(view.reference.run) if view.reference and view.unlike else None
+    base = generated_text.whole(view.reference.run) if view.reference and view.unlike else None
     found = {}
     for row in view.unlike:
-        made = generating.whole(row.run)
+        made = generated_text.whole(row.run)
         first = first_difference(base["tokens"], made["tokens"]) if base and made else None
         if first is not None:
             found[row.run.pk] = (first[0] + 1, first[1] + 1)
