@@ -16,9 +16,11 @@ from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
 from dashboard.runs import corpora, relevance, resuming, spec_fields, weights
+from dashboard.runs.entry import Group
 from dashboard.runs.form_words import in_form_words
 from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
+from dashboard.runs.spec_groups import GROUPS
 from dashboard.runs.spreading import MOST_HOSTS
 from dashboard.runs.submission import Assessment, Submission, assess
 from parallel_core import limits
@@ -78,7 +80,7 @@ def uploaded_text(upload: UploadedFile, field: str, what: str, most: int) -> str
 class Section:
     """A fieldset: its group and its bound fields."""
 
-    group: spec_fields.Group
+    group: Group
     fields: list[forms.BoundField]
 
     @property
@@ -228,7 +230,7 @@ class RunForm(Form):
         }
 
     def sections(self) -> Iterator[Section]:
-        for group in spec_fields.GROUPS:
+        for group in GROUPS:
             yield Section(group, [self[entry.name] for entry in group.entries])
 
     max_upload = limits.MAX_CORPUS_BYTES

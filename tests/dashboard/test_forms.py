@@ -43,7 +43,7 @@ def two_cpus(db: None) -> None:
 
 def test_every_leaf_of_the_spec_is_asked_for() -> None:
     without = sorted(set(spec_fields.leaves()) ^ set(spec_fields.ENTRIES))
-    assert not without, f"give {', '.join(without)} an Entry in dashboard/runs/spec_fields.py: GROUPS"
+    assert not without, f"give {', '.join(without)} an Entry in dashboard/runs/spec_groups.py: GROUPS"
 
 
 def test_a_leaf_without_a_field_keeps_its_default_and_blocks_no_submission(monkeypatch: pytest.MonkeyPatch) -> None:
