@@ -49,7 +49,7 @@ def _remember() -> None:
 
 
 def _create(owner: object, worker: Worker) -> None:
-    from dashboard.studies.services import create_starter
+    from dashboard.studies.starter import create_starter
 
     try:
         study = create_starter(owner=owner, worker=worker)

@@ -58,7 +58,7 @@ class TrainingForm(StudyForm):
         label="Timed steps",
         min_value=variants.MIN_TIMED_STEPS,
         max_value=100_000,
-        initial=services.STARTER_TIMED_STEPS,
+        initial=services.USUAL_TIMED_STEPS,
         help_text=f"a run, at least {variants.MIN_TIMED_STEPS}",
     )
 

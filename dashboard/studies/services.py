@@ -1,9 +1,9 @@
-"""What users, and the first start, do to studies: create them with all their runs, or not at all."""
+"""What users do to studies: create them with all their runs, or not at all. The first one is made in `starter`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from dashboard.accounts.roles import may_change, may_submit
-from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, all_cores
 from dashboard.runs import priority as levels
@@ -22,10 +21,9 @@ from dashboard.runs.models import ENDED, Run
 from dashboard.runs.priority import Priority
 from dashboard.runs.services import Invalid
 from dashboard.studies import sweepable, variants
-from dashboard.studies.estimate import START_S, Estimate, estimate, step_seconds
+from dashboard.studies.estimate import Estimate, estimate
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
-from dashboard.studies.strategies import STARTER
 from dashboard.studies.variants import Plan, Spec, Variant
 from parallel_core.spec import RunSpec
 
@@ -36,16 +34,13 @@ __all__ = [
     "create",
     "create_listed",
     "create_matrix",
-    "create_starter",
     "create_sweep",
     "estimate",
 ]
 
 MAX_REPEATS = 20
-STARTER_SECONDS = 220.0
-"""The longest estimate for the starter study, so that it is done within 5 minutes of the first page."""
-STARTER_TIMED_STEPS = 40
-STARTER_MICRO_BATCHES = 4
+USUAL_TIMED_STEPS = 40
+USUAL_MICRO_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -71,10 +66,10 @@ def create_matrix(
     recompute: Sequence[str] = variants.RECOMPUTE,
     layers: Sequence[str] = (),
     precisions: Sequence[str] = ("fp32",),
-    micro_batches: Sequence[int] = (STARTER_MICRO_BATCHES,),
+    micro_batches: Sequence[int] = (USUAL_MICRO_BATCHES,),
     devices: int = 2,
     repeats: int = 1,
-    timed_steps: int = STARTER_TIMED_STEPS,
+    timed_steps: int = USUAL_TIMED_STEPS,
     queue: InQueue = USUAL,
 ) -> Study:
     """A study of strategies x AR x precision x micro-batches over `devices` devices; arguments and errors are those of
@@ -105,7 +100,7 @@ def create_sweep(
     second_field: str = "",
     second_values: Sequence[str] = (),
     repeats: int = 1,
-    timed_steps: int = STARTER_TIMED_STEPS,
+    timed_steps: int = USUAL_TIMED_STEPS,
     queue: InQueue = USUAL,
 ) -> Study:
     """A study of one field of the spec (dotted name), or of two and each pair of their values, everything else equal.
@@ -154,48 +149,6 @@ def create_listed(
         queue=queue,
         also=also,
     )
-
-
-def create_starter(*, owner: Any, worker: Worker) -> Study:
-    """The study that every new yard begins with: single, naive, DP, TP and both pipelines, plain and with AR.
-
-    Model, batch and step come from the worker's calibration, so that they suit any device; the number of timed steps is
-    what fits into STARTER_SECONDS, from 10 to 40. Raises Invalid if the worker has no calibration.
-    """
-    if not worker.calibration:
-        raise Invalid({"worker": f"Worker {worker.name} has not calibrated yet."})
-    devices = min(2, max(1, len(worker.devices)))
-    base = starter_base(worker.calibration)
-    asked: dict[str, Any] = {
-        "strategies": list(STARTER if devices > 1 else ("single", "single-m")),
-        "recompute": list(variants.RECOMPUTE),
-        "precisions": ["fp32"],
-        "micro_batches": [_dividing(STARTER_MICRO_BATCHES, base["train"]["global_batch"])],
-        "devices": devices,
-    }
-    asked["timed_steps"] = _fitting_steps(base, asked, worker.calibration)
-    note = "" if devices > 1 else "This fleet has one device, so only the single-device variants were queued."
-    return create(
-        owner=owner,
-        name="Starter: one GPT, every strategy",
-        kind="starter",
-        base=base,
-        plan=variants.matrix(base, **asked),
-        asked=asked,
-        note=note,
-    )
-
-
-def starter_base(calibration: Mapping[str, Any]) -> Spec:
-    """The base spec for a calibration {device, model, global_batch, step_time}."""
-    return {
-        "model": dict(calibration["model"]),
-        "train": {
-            "global_batch": int(calibration["global_batch"]),
-            "warmup_steps": variants.WARMUP_STEPS,
-            "device": "cuda" if str(calibration.get("device", "cpu")).startswith("cuda") else "cpu",
-        },
-    }
 
 
 def create(
@@ -297,18 +250,3 @@ def _check(name: str, plan: Plan, repeats: int) -> None:
         errors["plan"] = f"{len(plan.variants) * repeats} runs; a study holds at most {variants.MAX_RUNS}."
     if errors:
         raise Invalid(errors)
-
-
-def _dividing(wanted: int, batch: int) -> int:
-    """The largest number of micro-batches up to `wanted` that divides the batch."""
-    return next(m for m in range(wanted, 0, -1) if batch % m == 0)
-
-
-def _fitting_steps(base: Spec, asked: dict[str, Any], calibration: Mapping[str, Any]) -> int:
-    """Timed steps of a run, 10 to 40, such that all variants together take at most STARTER_SECONDS."""
-    plan = variants.matrix(base, **asked)
-    fixed = len(plan.variants) * START_S
-    one_step = sum(step_seconds(v.spec, calibration) for v in plan.variants)
-    extra = variants.WARMUP_STEPS + 3
-    steps = int((STARTER_SECONDS - fixed) / one_step) - extra if one_step else STARTER_TIMED_STEPS
-    return max(variants.MIN_TIMED_STEPS, min(STARTER_TIMED_STEPS, steps))

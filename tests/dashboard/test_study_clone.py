@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.studies import services
 from dashboard.studies.form_views import _bound
 from dashboard.studies.models import Study
+from dashboard.studies.starter import create_starter
 from dashboard.studies.study_form import StudyForm
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -66,7 +66,7 @@ def test_a_starter_is_made_again_by_the_form_of_a_matrix(yard: Client, alice: An
     host = factory.worker()
     host.calibration = {"device": "cpu", "model": factory.BASE["model"], "global_batch": 16, "step_time": 0.1}
     host.save()
-    study = services.create_starter(owner=alice, worker=host)
+    study = create_starter(owner=alice, worker=host)
     form = yard.get(link(yard.get(f"/studies/{study.pk}/").content.decode())).context["form"]
     assert form.kind == "matrix"
     assert would_run(form) == [run.spec for run in study.runs.order_by("position")]

@@ -17,6 +17,7 @@ from dashboard.studies import families, kinds, services, variants
 from dashboard.studies.forms import TrainingForm
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
+from dashboard.studies.starter import create_starter
 from dashboard.studies.strategies import BY_KEY
 from dashboard.studies.sweep_form import SweepForm
 from parallel_core.outline import outline_of
@@ -204,7 +205,7 @@ def test_a_study_is_cloned_with_everything_it_asked_for(member: Client, alice: A
 
 
 def test_the_starter_study_can_be_cloned(member: Client, alice: Any) -> None:
-    starter = services.create_starter(owner=alice, worker=factory.worker())
+    starter = create_starter(owner=alice, worker=factory.worker())
     assert "<strong>14 runs</strong>" in member.get(NEW, {"clone": starter.pk}).content.decode()
 
 

@@ -12,6 +12,7 @@ from dashboard.ledger.models import Prediction
 from dashboard.runs.models import Run
 from dashboard.studies import services, variants
 from dashboard.studies.models import Study
+from dashboard.studies.starter import create_starter
 from parallel_core.plan.memory import worst_stage
 
 BASE = {"model": {"layers": 2, "hidden": 32, "heads": 4, "seq": 32}, "train": {"global_batch": 16}}
@@ -29,7 +30,7 @@ def worker(devices: int = 2, **calibration: Any) -> Worker:
 
 
 def test_starter_holds_everything_equal_but_the_strategy(alice: Any) -> None:
-    study = services.create_starter(owner=alice, worker=worker())
+    study = create_starter(owner=alice, worker=worker())
     rows = list(study.runs.order_by("position"))
     assert [run.label for run in rows[:7]] == [
         "Single",
@@ -72,7 +73,7 @@ def test_as_many_queries_create_many_runs_as_few(alice: Any, django_assert_max_n
 
 @pytest.mark.parametrize("step_time", (0.05, 0.12, 0.2, 2.0))
 def test_starter_is_sized_by_the_calibration(alice: Any, step_time: float) -> None:
-    study = services.create_starter(owner=alice, worker=worker(step_time=step_time))
+    study = create_starter(owner=alice, worker=worker(step_time=step_time))
     timed = study.settings["timed_steps"]
     assert 10 <= timed <= 40
     specs = [variants.RunSpec.model_validate(run.spec) for run in study.runs.all()]
@@ -82,20 +83,20 @@ def test_starter_is_sized_by_the_calibration(alice: Any, step_time: float) -> No
 
 
 def test_starter_on_one_device_says_so(alice: Any) -> None:
-    study = services.create_starter(owner=alice, worker=worker(devices=1))
+    study = create_starter(owner=alice, worker=worker(devices=1))
     assert {run.devices for run in study.runs.all()} == {1}
     assert "one device" in study.settings["note"]
 
 
 def test_starter_adapts_the_micro_batches_to_the_batch(alice: Any) -> None:
-    study = services.create_starter(owner=alice, worker=worker(global_batch=6))
+    study = create_starter(owner=alice, worker=worker(global_batch=6))
     assert study.settings["micro_batches"] == [3]
 
 
 def test_uncalibrated_worker_is_refused(alice: Any) -> None:
     blank = Worker.objects.create(name="new", devices=[])
     with pytest.raises(services.Invalid):
-        services.create_starter(owner=alice, worker=blank)
+        create_starter(owner=alice, worker=blank)
 
 
 def test_matrix_crosses_all_axes_and_names_differ(alice: Any) -> None:
