@@ -28,6 +28,13 @@ def test_every_fault_survives_the_way_through_the_form(kind: str) -> None:
     assert KINDS[kind].model_validate(back) == KINDS[kind].model_validate({})
 
 
+def test_the_fields_of_a_fault_are_shown_while_it_is_switched_on() -> None:
+    for kind, fault in break_it.KINDS.items():
+        for name in fault.fields():
+            assert spec_fields.shown_for(f"inject.{kind}.{name}") == {"data-shown-for": f"inject__{kind} true"}
+        assert spec_fields.shown_for(f"inject.{kind}") == {}, "the switch itself always is"
+
+
 def test_no_fault_is_asked_for_by_default(member: Client) -> None:
     assert "inject" not in spec_fields.to_spec(spec_fields.from_spec({}))
     page = member.get("/runs/new/")

@@ -123,6 +123,7 @@ def test_replicas_of_wide_tensor_groups_are_on_other_hosts() -> None:
     assert shardings is not None
     sync = {sharding.strategy: sharding.sync for sharding in shardings[1]}
     assert sync["replicated"] == pytest.approx(costs.machine.all_reduce(2, 4 * unit_costs(spec_of())[1].flat, 2))
+    assert sync["data"] == pytest.approx(costs.machine.all_reduce(4, 4 * unit_costs(spec_of())[1].flat)), "all four"
     assert sync["replicated"] > sync["column-row"] > costs.machine.all_reduce(2, 4 * unit_costs(spec_of())[1].flat)
 
 

@@ -83,6 +83,15 @@ def test_standard_library_reads_the_same_cached_or_not(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [next(tmp_path.glob("stdlib-*")).name]
 
 
+def test_sources_are_the_modules_of_a_folder_then_those_of_its_packages(tmp_path: Path) -> None:
+    """In an order that is the same on all hosts, and without what is not the same on them."""
+    for name in ("b.py", "a.py", "notes.txt", "pkg/c.py", "pkg/data.json", "tests/d.py", "config-3/e.py", "z.py/f.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = [str(path.relative_to(tmp_path)) for path in corpus._sources(tmp_path)]
+    assert found == ["a.py", "b.py", "pkg/c.py", "z.py/f.py"]
+
+
 def test_a_full_disk_keeps_nothing_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
