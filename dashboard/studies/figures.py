@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 
@@ -37,12 +38,14 @@ from parallel_core.analysis.waits import step_start, waited_if_whole
 from parallel_core.faults import trained
 from parallel_core.layout import Layout
 from parallel_core.observe.records import POINT
+from parallel_core.schedule.traits import TRAITS, flushes
 
 LOSS_BUCKETS = 200
 OPEN_GANTTS = 4
 OTHER = "another model"
 """What stands in the row of a run that has no speedup over the baseline for that reason."""
-DASHES = {"1f1b-naive": "dot", "1f1b-stash": "dashdot", "1f1b-vertical": "longdash", "1f1b-2bw": "longdashdot"}
+_STREAMS = (name for name in TRAITS if not flushes(name))
+DASHES = dict(zip(_STREAMS, cycle(("dot", "dashdot", "longdash", "longdashdot")), strict=False))
 """Dash patterns of pipelines without a flush: their losses differ, and all pipelines have one colour."""
 
 USUAL, ROOM = 95, 1.25

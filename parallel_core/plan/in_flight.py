@@ -10,13 +10,11 @@ from parallel_core import schedule
 from parallel_core.schedule.passes.versions import update
 from parallel_core.schedule.peaks import peak_copies, peak_in_flight
 from parallel_core.schedule.round_robin import under_way
-from parallel_core.schedule.traits import CUSTOM
+from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import ParallelSpec, RunSpec
 
 _FULL = 6
 """Micro-batches for each stage in which every schedule fills and empties, and is full in between."""
-_KEEP_ALL = ("gpipe", "looped-bfs")
-"""Schedules that keep all micro-batches of a step."""
 _ALONE = {
     name: ParallelSpec.model_fields[name].default
     for name in (
@@ -62,7 +60,7 @@ def shortened(split: ParallelSpec) -> ParallelSpec:
 
 def saturated(split: ParallelSpec) -> ParallelSpec:
     """The pipeline with fewer micro-batches, if it has many and its ranks keep as much at their peak."""
-    return split if split.schedule in _KEEP_ALL else shortened(split)
+    return split if TRAITS[split.schedule].keeps_all else shortened(split)
 
 
 def copies(spec: RunSpec, place: int, replica: int = 0) -> int:

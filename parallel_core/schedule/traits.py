@@ -51,6 +51,8 @@ class Traits(NamedTuple):
     """A micro-batch uses the same weight version on all stages."""
     round_robin: bool = False
     """Stages may have different numbers of replicas (`schedule.round_robin`)."""
+    keeps_all: bool = False
+    """Keeps the activations of every micro-batch of a step; the others are full after a few a stage."""
     ideal_idle: bool = False
     """Its idle share with equal stages is (p - 1)/(v m) (Narayanan et al. 2021b, section 2.2); else it is simulated."""
     tried_in_whatif: bool = False
@@ -62,10 +64,10 @@ CUSTOM: ScheduleName = "custom"
 
 TRAITS: dict[str, Traits] = {
     "naive": Traits("Naive layer-wise"),
-    "gpipe": Traits("PP-GPipe", ideal_idle=True, tried_in_whatif=True),
+    "gpipe": Traits("PP-GPipe", keeps_all=True, ideal_idle=True, tried_in_whatif=True),
     "1f1b": Traits("PP-1F1B", round_robin=True, ideal_idle=True, tried_in_whatif=True),
     "interleaved": Traits("PP-Interleaved", "loop", 2, 2, None, ideal_idle=True, tried_in_whatif=True),
-    "looped-bfs": Traits("PP-Looped BFS", "loop", 2, 2, None, ideal_idle=True),
+    "looped-bfs": Traits("PP-Looped BFS", "loop", 2, 2, None, keeps_all=True, ideal_idle=True),
     "zb-h1": Traits("PP-ZB-H1", split=True, tried_in_whatif=True),
     "zb-h2": Traits("PP-ZB-H2", split=True),
     "zb-v": Traits("PP-ZB-V", "v", 2, 2, 2, split=True, tried_in_whatif=True),

@@ -18,6 +18,7 @@ from dashboard.studies.selectors import overview
 from parallel_core.observe.records import POINT, encode
 from parallel_core.plan.capacity import largest_layers
 from parallel_core.plan.room import FRAMEWORK, Room
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -211,3 +212,9 @@ def test_held_out_losses_of_a_retried_run_are_where_its_losses_are(alice: Any) -
 def test_without_evaluations_there_is_no_chart_of_them(alice: Any) -> None:
     made = factory.study(alice, "Plain", factory.SPLITS[:2])
     assert held_out.chart(overview(made.runs.all())) == {}
+
+
+def test_pipelines_without_a_flush_are_told_apart_by_their_lines() -> None:
+    """They have one colour; a new one is drawn, and another way than those there are."""
+    assert list(figures.DASHES) == [name for name, traits in TRAITS.items() if traits.sync != "flush"]
+    assert len({*figures.DASHES.values()}) == len(figures.DASHES)

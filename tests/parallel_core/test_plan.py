@@ -20,7 +20,7 @@ from parallel_core.plan.room import FRAMEWORK, Room
 from parallel_core.plan.strategy import label, recompute_share
 from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs
 from parallel_core.schedule import names
-from parallel_core.schedule.traits import flushes, takes_early_gradients
+from parallel_core.schedule.traits import TRAITS, flushes, takes_early_gradients
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, ModelSpec, ParallelSpec, RunSpec
 from tests.parallel_core.strategies import run_specs
 
@@ -282,9 +282,8 @@ def test_verdict_agrees_with_the_prediction(run: RunSpec, limit: int) -> None:
     assert found.fits == (found.total <= limit)
 
 
-TO_THE_END = ("gpipe", "looped-bfs", "naive", "custom")
-"""Schedules that keep every micro-batch of a step, or never fill: a new one is among the others unless it is named here
-and in `plan.in_flight`."""
+TO_THE_END = ("naive", "custom", *(name for name, traits in TRAITS.items() if traits.keeps_all))
+"""Schedules that never fill, or keep every micro-batch of a step."""
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
