@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +13,10 @@ from django.core.files.storage import default_storage
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils.log import log_response
-from ninja import File, Router, Status
+from ninja import File, Router, Schema, Status
 from ninja.errors import HttpError
 from ninja.files import UploadedFile
+from pydantic import Field
 
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, WORKER, require_member
@@ -30,7 +32,18 @@ blobs = Router(tags=["blobs"])
 RANGE = re.compile(r"^bytes=(\d{1,15})-$")
 
 
-@router.get("", auth=READ, response={200: s.Envelope[list[s.CorpusOut]], **s.refusals(*LISTS)})
+class CorpusOut(Schema):
+    """An uploaded text. `corpus` is the value of `train.corpus` in a spec that trains on it."""
+
+    corpus: str
+    sha256: str
+    name: str
+    size: int = Field(description="bytes")
+    owner: str
+    created_at: datetime
+
+
+@router.get("", auth=READ, response={200: s.Envelope[list[CorpusOut]], **s.refusals(*LISTS)})
 def list_corpora(
     request: HttpRequest,
     page: PageNumber = 1,
@@ -42,7 +55,7 @@ def list_corpora(
     return {"data": [_record(row) for row in some], "meta": meta}
 
 
-@router.post("", auth=SUBMIT, response={201: s.Envelope[s.CorpusOut], **s.refusals(400, 401, 403, 413, 422)})
+@router.post("", auth=SUBMIT, response={201: s.Envelope[CorpusOut], **s.refusals(400, 401, 403, 413, 422)})
 def upload_corpus(
     request: HttpRequest,
     upload: Annotated[UploadedFile, File(description=f"UTF-8 text, at most {corpora.MAX_MIB} MiB")],

@@ -277,45 +277,6 @@ class LogOut(Schema):
     total: int
 
 
-class DeviceOut(Schema):
-    index: int
-    kind: str
-    name: str
-    memory_total: int
-    memory_used: int
-    load: float
-    run: int | None
-
-
-class WorkerOut(Schema):
-    name: str
-    host: str
-    version: str
-    draining: bool
-    leaving: bool
-    silent: bool
-    heartbeat_age_s: float | None
-    load: float
-    memory_total: int
-    memory_available: int
-    disk_free: int | None = Field(description="bytes left where its checkpoints go")
-    across_hosts: bool = Field(description="whether it takes part in runs over several hosts")
-    tasks: list[str] = Field(description="what it can do instead of training: generate, links")
-    devices: list[DeviceOut]
-    runs: list[int]
-
-
-class CorpusOut(Schema):
-    """An uploaded text. `corpus` is the value of `train.corpus` in a spec that trains on it."""
-
-    corpus: str
-    sha256: str
-    name: str
-    size: int = Field(description="bytes")
-    owner: str
-    created_at: datetime
-
-
 def refusals(*codes: int) -> dict[int, type[Refusal]]:
     """Returns the response schemas of an operation's documented refusals by status code."""
     return dict.fromkeys(sorted(set(codes)), Refusal)
