@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dashboard.runs import selectors
+from dashboard.runs.fleet_checks import FleetCheck
 from dashboard.runs.models import Run
 from dashboard.runs.panel import SHOWN_STAGES, Panel, row_of
-from dashboard.runs.submission import FleetCheck
 from parallel_core.analysis.quantities import bytes_text, percent_text, signed_percent_text
 from parallel_core.plan.generation import by_place, worst_place
 from parallel_core.plan.peak import RankMemory

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import resuming, services, submission, weights
+from dashboard.runs import fleet_checks, resuming, services, weights
 from dashboard.runs import run_on as places
 from dashboard.runs.models import Run
 from parallel_core import limits
@@ -151,13 +151,13 @@ def lost_weights(spec: RunSpec) -> dict[str, str]:
     return {"step": " ".join(found.values())} if found else {}
 
 
-def fleet_check(spec: RunSpec, begins: ResumeFrom | None, on: RunOn = ANYWHERE) -> submission.FleetCheck:
+def fleet_check(spec: RunSpec, begins: ResumeFrom | None, on: RunOn = ANYWHERE) -> fleet_checks.FleetCheck:
     """What the devices chosen of the fleet say to a run that generates text from the checkpoint `begins`, or from the
     weights that the spec names."""
-    return submission.fleet_check(spec, FleetSnapshot.now().narrowed(on), begins=begins, task="generate")
+    return fleet_checks.fleet_check(spec, FleetSnapshot.now().narrowed(on), begins=begins, task="generate")
 
 
-def crowded(split: Split, check: submission.FleetCheck) -> dict[str, str]:
+def crowded(split: Split, check: fleet_checks.FleetCheck) -> dict[str, str]:
     """Why no workers can hold so many ranks, at the field with the largest degree, or why those chosen cannot, at
     `run_on`; {} if some can."""
     wide = max(Split._fields, key=lambda name: getattr(split, name))

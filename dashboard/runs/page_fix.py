@@ -5,10 +5,10 @@ from __future__ import annotations
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import resuming
+from dashboard.runs.fleet_checks import offered_to
 from dashboard.runs.form_words import short_label
 from dashboard.runs.models import Run
 from dashboard.runs.run_files import Files
-from dashboard.runs.submission import offered_to
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.data.corpus import CorpusError
 from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage

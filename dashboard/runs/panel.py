@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dashboard.fleet.words import WORDS, apart_text
+from dashboard.runs.fleet_checks import shape_of
 from dashboard.runs.form_words import in_form_words, short_label
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_picture import Picture, picture
-from dashboard.runs.submission import Assessment, shape_of
+from dashboard.runs.submission import Assessment
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, range_text, seconds_text
 from parallel_core.layout import Layout

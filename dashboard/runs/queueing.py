@@ -15,10 +15,10 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import priority as levels
 from dashboard.runs import run_on as places
 from dashboard.runs import states
+from dashboard.runs.fleet_checks import fleet_check
 from dashboard.runs.models import Run, State
 from dashboard.runs.priority import Priority
 from dashboard.runs.services import Invalid
-from dashboard.runs.submission import fleet_check
 from dashboard.studies.models import Study
 from parallel_core.spec import RunSpec
 from workers.contract import task_of

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from dashboard.control.hosts import Request
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs.fleet_checks import FleetCheck, fleet_check, with_need
 from dashboard.runs.run_files import Files
-from dashboard.runs.submission import FleetCheck, fleet_check, with_need
 from dashboard.runs.weights import weights_errors
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text

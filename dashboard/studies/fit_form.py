@@ -9,9 +9,9 @@ from typing import Any
 from django import forms
 
 from dashboard.fields import WholeNumber
+from dashboard.runs.fleet_checks import capacity, fleet_check
 from dashboard.runs.run_files import Files
 from dashboard.runs.spec_fields import MIB
-from dashboard.runs.submission import capacity, fleet_check
 from dashboard.studies import fit, services
 from dashboard.studies.estimate import Estimate, estimate
 from dashboard.studies.forms import FINE, MODEL, TRAIN

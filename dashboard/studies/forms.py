@@ -15,10 +15,10 @@ from dashboard.runs import corpora, spec_fields, weights
 from dashboard.runs.corpus_checks import corpus_errors
 from dashboard.runs.corpus_select import CorpusSelect
 from dashboard.runs.entry import Group
+from dashboard.runs.fleet_checks import capacity
 from dashboard.runs.forms import Section
 from dashboard.runs.models import Run
 from dashboard.runs.spec_fields import html_name
-from dashboard.runs.submission import capacity
 from dashboard.studies import services, sweepable, variants
 from dashboard.studies.estimate import Estimate, calibration, estimate
 from dashboard.studies.models import Study

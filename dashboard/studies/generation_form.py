@@ -13,11 +13,11 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.numbers import number
 from dashboard.runs import generating, resuming
+from dashboard.runs.fleet_checks import capacity
 from dashboard.runs.generating import Split
 from dashboard.runs.models import ENDED, Checkpoint, Run
 from dashboard.runs.run_files import Files
 from dashboard.runs.spreading import asked as placing
-from dashboard.runs.submission import capacity
 from dashboard.runs.text_fields import ASKED, NUMBER, TextFields
 from dashboard.studies import generation, services
 from dashboard.studies.estimate import Estimate, calibration

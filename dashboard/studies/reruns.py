@@ -18,10 +18,10 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import queueing
 from dashboard.runs import services as runs
 from dashboard.runs.corpus_checks import corpus_errors
+from dashboard.runs.fleet_checks import FleetCheck, fleet_check
 from dashboard.runs.models import Run, State
 from dashboard.runs.standing import root_of, standing, stands_for, under_way_of
 from dashboard.runs.states import retries_at_first
-from dashboard.runs.submission import FleetCheck, fleet_check
 from dashboard.runs.weights import weights_errors
 from dashboard.studies import fit
 from dashboard.studies.labels import numbered

@@ -10,7 +10,7 @@ from django import forms
 from dashboard.fields import NumberList, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
-from dashboard.runs.submission import capacity
+from dashboard.runs.fleet_checks import capacity
 from dashboard.studies import scaling, services
 from dashboard.studies.forms import UNSCALED, TrainingForm, fleet_sentence
 from dashboard.studies.models import Study

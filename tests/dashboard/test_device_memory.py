@@ -16,7 +16,7 @@ from dashboard.control.placement import plan
 from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, idle_host
-from dashboard.runs import asking, queue, services, spreading, submission
+from dashboard.runs import asking, fleet_checks, queue, services, spreading, submission
 from dashboard.runs.models import Run, State
 from dashboard.studies import form_views, reruns
 from dashboard.studies.feasible import feasible
@@ -75,7 +75,7 @@ def test_a_study_says_which_large_hosts_its_variants_wait_for(mixed: None) -> No
 
 def test_of_variants_that_start_only_the_fullest_is_looked_at(mixed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Mock(wraps=spreading.waits_for)
-    monkeypatch.setattr(submission, "waits_for", counted)
+    monkeypatch.setattr(fleet_checks, "waits_for", counted)
     small = RunSpec.model_validate({**spec(), "model": {"hidden": 64}})
     every = Plan((Variant("small", small), Variant("one", RunSpec())))
     assert feasible(every).waits == {} and counted.call_count == 1
