@@ -66,6 +66,12 @@ def test_what_is_no_token_to_read_gets_no_file(client: Client, files: list[str],
     assert client.get(files[0], headers={"Authorization": "Basic YTpi"}).status_code == 200, "of a proxy in front"
 
 
+def test_a_token_reads_files_and_sends_nothing_to_their_addresses(client: Client, files: list[str], alice: Any) -> None:
+    for path in files:
+        answer = client.post(path, headers=bearer(alice, Scope.SUBMIT))
+        assert answer.headers["Location"].startswith("/accounts/login/"), path
+
+
 def test_a_token_opens_nothing_else(client: Client, alice: Any) -> None:
     """Neither pages nor whatever changes something, also where a file is read."""
     headers = bearer(alice, Scope.SUBMIT)

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.django_db
 def test_a_split_is_written_as_three_degrees() -> None:
     assert Split.read(" 2 x 1 × 4 ") == Split(2, 1, 4)
     assert Split.read("1") == ONE and str(Split(2, 1, 4)) == "2x1x4"
+    assert [split.world for split in (ONE, Split(2), Split(2, 3, 4))] == [1, 2, 24]
     assert [split.label for split in (ONE, Split(2), Split(1, 4), Split(2, 3, 4))] == [
         "Single",
         "TP 2",
