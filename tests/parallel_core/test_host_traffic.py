@@ -8,7 +8,9 @@ import pytest
 
 from parallel_core.outline import outline_of
 from parallel_core.profile.curves import LinksBetween
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import Kind, Op
+from parallel_core.simulate.costs import Costs
+from parallel_core.simulate.host_costs import HostCosts
 from parallel_core.simulate.link_contention import ActiveFlows, Flow
 from parallel_core.simulate.network import Where
 from parallel_core.simulate.predict import predict_step
@@ -40,6 +42,12 @@ def reductions(known: LinksBetween) -> list[tuple[float, float]]:
         (row,) = rows[rows["kind"] == Kind.ALLREDUCE]
         found.append((row["start"] / 1e9, row["end"] / 1e9))
     return found
+
+
+def test_a_message_has_the_bytes_of_its_sender_on_both_ends() -> None:
+    costs = HostCosts(Costs({}), messages={(1, Kind.SEND_ACT): (5, 100), (3, Kind.SEND_GRAD): (7, 200)})
+    ends = [(Kind.SEND_ACT, 1), (Kind.RECV_ACT, 2), (Kind.SEND_GRAD, 3), (Kind.RECV_GRAD, 2), (Kind.F, 1)]
+    assert [costs.bytes_of(Op(kind, stage, 0)) for kind, stage in ends] == [100, 100, 200, 200, 0]
 
 
 def test_ranks_of_one_collective_are_on_the_line_once() -> None:
