@@ -37,6 +37,7 @@ ZeroBackend = Literal["own", "fully_shard"]
 
 BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
 """Bytes of an element of parameters and activations."""
+CAP_NEEDED = f"A whole number of bytes from 1 to {limits.MAX_BYTES} is needed"
 MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
 """Bytes of an element of gradients, optimizer states and master weights (which only exist in 16-bit runs)."""
 CORPUS_PATTERN = re.compile(
@@ -348,7 +349,10 @@ def field_errors(error: ValidationError) -> dict[str, str]:
 
 def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
     """As `rules.describe`, for an error at `loc` of a RunSpec: of a field that does not exist it also names the one
-    that was probably meant."""
+    that was probably meant, and of the memory cap its unit, which forms translate into their own."""
     field, said = rules.describe(item, loc)
+    if loc == ("trace", "memory_cap"):
+        _, got, given = said.rstrip(".").partition("; got")
+        return field, f"{CAP_NEEDED}{got}{given}."
     meant = likely(RunSpec, loc) if item["type"] == rules.UNKNOWN else ""
     return field, f"{said.removesuffix('.')}; use {meant}." if meant else said

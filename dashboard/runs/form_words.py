@@ -10,9 +10,12 @@ from typing import Any
 
 from dashboard.runs import break_it
 from dashboard.runs.choice_labels import CHOICE_LABELS
-from dashboard.runs.spec_fields import ENTRIES, leaf_of, leaves, text_of
+from dashboard.runs.spec_fields import ENTRIES, MIB, leaf_of, leaves, mib_text, text_of
+from parallel_core.analysis.quantities import count_text
 from parallel_core.faults import KINDS
+from parallel_core.limits import MAX_BYTES
 from parallel_core.schedule.traits import TRAITS
+from parallel_core.spec import CAP_NEEDED
 
 SPOKEN = {"micro-batches": "parallel.micro_batches"}
 """Names in the engine's messages that differ from the spec's field names -> path."""
@@ -56,6 +59,8 @@ _FAULTS = {kind: fault.title for kind, fault in KINDS.items() if "_" in kind}
 """Kinds of faults that are no plain words, as in messages -> the title of their switch."""
 _FAULT = re.compile(rf"(?<![\w.=])({'|'.join(_FAULTS)})(?![\w=])")
 
+_CAP = re.compile(rf"{CAP_NEEDED}(?:; got (-?\d+)(?=\.(?: |$)))?")
+
 
 def in_form_words(text: str, own: Mapping[str, str] = MappingProxyType({})) -> str:
     """`heads=5 does not divide hidden=128` becomes "Attention heads = 5 does not divide Hidden size = 128".
@@ -65,6 +70,7 @@ def in_form_words(text: str, own: Mapping[str, str] = MappingProxyType({})) -> s
     """
     called = {name: own.get(path) or LABELS[name] for name, path in PATHS.items()}
     first, *rest = text.split("\n", 1)
+    first = _CAP.sub(_cap_in_mib, first)
     first = _ASSIGNED.sub(lambda found: f"{called[found[1]]} = {_value(found[2])}".rstrip(" ="), first)
     first = _SET.sub(lambda found: f"“{called[found[1]]}”" + (f" to {_value(found[2])}" if found[2] else ""), first)
     first = _BARE.sub(lambda found: f"“{called[found[0]]}”", first)
@@ -87,6 +93,14 @@ def value_words(path: str, value: Any) -> str:
     if info is not None and value in typing.get_args(info.annotation):
         return CHOICE_LABELS.get(str(value), str(value))
     return str(text_of(path, value))
+
+
+def _cap_in_mib(found: re.Match[str]) -> str:
+    """What is needed of the memory cap in the unit of its field, which takes parts of a MiB, with what was typed."""
+    most = count_text(MAX_BYTES // MIB)
+    return f"A number of MiB above 0, at most {most}, is needed" + (
+        f"; got {mib_text(int(found[1]))}" if found[1] else ""
+    )
 
 
 def _value(text: str) -> str:

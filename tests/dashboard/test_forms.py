@@ -97,6 +97,16 @@ def test_odd_values_survive_the_way_through_the_form() -> None:
     assert RunSpec.model_validate(spec_fields.to_spec(spec_fields.from_spec(spec.model_dump()))) == spec
 
 
+@pytest.mark.parametrize(
+    ("typed", "got"), [("lots", "&#x27;lots&#x27;"), ("-1.5", "-1.5"), ("0", "0"), ("2e12", "2000000000000")]
+)
+def test_a_wrong_memory_cap_is_told_in_the_unit_in_which_it_is_typed(
+    member: Client, two_cpus: None, typed: str, got: str
+) -> None:
+    answer = member.post("/runs/new/", filled(trace__memory_cap=typed)).content.decode()
+    assert f"A number of MiB above 0, at most 1\xa0099\xa0511\xa0627\xa0776, is needed; got {got}" in answer
+
+
 def test_a_good_form_queues_one_run(member: Client, two_cpus: None) -> None:
     answer = member.post("/runs/new/", filled(name="mine", tags="a, b", parallel__dp="2", retries="2"))
     run = Run.objects.get()
