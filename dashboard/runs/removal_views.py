@@ -24,7 +24,8 @@ from parallel_core.analysis.quantities import plural_text
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def delete(request: HttpRequest) -> HttpResponse:
-    """GET (`?runs=1&runs=2`) asks for confirmation, and says why some runs stay; POST deletes the others."""
+    """GET (`?runs=1&runs=2`) asks for confirmation, and says why some runs stay; POST deletes the others. `from=run`:
+    who keeps the run returns to its page, from which they came."""
     wanted = ticked(request.POST if request.method == "POST" else request.GET)
     going = removal.look(Run.objects.filter(pk__in=wanted), request.user)
     back = back_to(request)
@@ -39,7 +40,9 @@ def delete(request: HttpRequest) -> HttpResponse:
             return redirect(request.get_full_path())
         messages.success(request, f"{plural_text(count, 'run')} {'was' if count == 1 else 'were'} deleted.")
         return redirect(back)
-    context = {"going": going, "back": back, "checkpoints": removal.checkpoints_sentence(going.runs)}
+    one = request.GET.get("from") == "run" and len(wanted) == 1
+    stays = reverse("runs:page", args=wanted) if one else back
+    context = {"going": going, "back": stays, "one": one, "checkpoints": removal.checkpoints_sentence(going.runs)}
     context["space"] = space_sentence(Run.objects.filter(pk__in=[run.pk for run in going.runs]))
     context["thinning"] = thinning.look(Run.objects.filter(pk__in=wanted), request.user)
     return render(request, "runs/delete.html", context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from datetime import timedelta
 from typing import Any
@@ -123,6 +124,19 @@ def test_deleting_leads_back_to_the_list_as_it_was_filtered(member: Client, alic
     assert 'href="/runs/?tag=x"' in page and 'action="/runs/delete"' not in page, "it posts to its own address"
     assert member.post(asked, {"runs": [run.pk]}).headers["Location"] == "/runs/?tag=x"
     assert not Run.objects.exists()
+
+
+def test_who_keeps_a_run_returns_to_the_page_they_came_from(member: Client, alice: Any, admin: Any) -> None:
+    mine, theirs = ended(alice, tags=["x"]), ended(admin)
+    head = html.unescape(member.get(f"/runs/{mine.pk}/").content.decode())
+    link = next(part for part in head.split('"') if part.startswith("/runs/delete"))
+    assert f'href="/runs/{mine.pk}/">Keep it' in member.get(link).content.decode()
+    assert (
+        f'href="/runs/{theirs.pk}/">Back to the run'
+        in member.get(f"/runs/delete?runs={theirs.pk}&from=run").content.decode()
+    )
+    assert 'href="/runs/?tag=x">Keep it' in member.get(f"/runs/delete?tag=x&runs={mine.pk}").content.decode()
+    assert member.post(link, {"runs": [mine.pk]}).headers["Location"] == "/runs/", "its page is gone"
 
 
 def test_a_run_that_another_goes_on_from_stays_until_that_has_ended(alice: Any) -> None:
