@@ -18,6 +18,7 @@ from dashboard.api.steps import require_traced
 from dashboard.json_values import finite_list
 from dashboard.runs import selectors, services, traces, whatif_replay
 from dashboard.runs.trace_views import as_file
+from parallel_core.analysis.quantities import listed_text
 from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, SHARE_SERIES
 from parallel_core.schedule.ir import Kind
 
@@ -44,9 +45,12 @@ def series(
     points, a `limit` is to be given; while `shown` is less than `total`, the last step as `since_step` gives the next
     ones. `meta.begins`: the newest attempt with points of it (of held-out losses: of the loss) and their first step, as
     `2:20`; when it has changed, a retry has replaced points from that step on: get all of them anew. `meta.names`: the
-    names of all series."""
+    names of all series; 422 for another one. One that this run does not record has no points."""
     run = run_of(run_id)
+    names = [*RUN_SERIES, *SHARE_SERIES, *RANK_SERIES]
     begins = selectors.beginnings(run, [name], [rank]).get((name, rank), "")  # before the points, which may be newer
+    if name not in names and not begins:  # an older engine may have recorded others
+        raise services.Invalid({"name": f"There is no series of this name; those here are {listed_text(names)}."})
     if buckets:
         found = selectors.series(run, name, rank, buckets, since_step)
     else:
@@ -62,7 +66,7 @@ def series(
         "shown": min(limit or found.shown, found.shown),
         "total": found.total,
     }
-    return {"data": data, "meta": {"begins": begins, "names": [*RUN_SERIES, *SHARE_SERIES, *RANK_SERIES]}}
+    return {"data": data, "meta": {"begins": begins, "names": names}}
 
 
 @router.get("/{run_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})

@@ -58,6 +58,15 @@ def test_replaced_points_are_announced(asked: Any, alice: Any) -> None:
     assert asked(f"/runs/{run.pk}/series?rank=7")[1]["meta"]["begins"] == ""
 
 
+def test_a_series_that_there_is_not_is_refused_with_those_that_there_are(asked: Any, alice: Any) -> None:
+    run = factory.queued(alice)
+    add_points(factory.start(run), 0, 3, 1.0, name="of_an_older_engine")
+    status, said = asked(f"/runs/{run.pk}/series?name=losss")
+    assert status == 422 and "loss, grad_norm" in said["error"]["fields"]["name"]
+    assert asked(f"/runs/{run.pk}/series?name=eval_loss")[1]["data"]["value"] == []
+    assert asked(f"/runs/{run.pk}/series?name=of_an_older_engine")[1]["data"]["value"] == [1.0] * 3
+
+
 def parts_of(asked: Any, run: Run, limit: int, name: str = "loss") -> tuple[list[int], list[float]]:
     """Steps and values of a series that is read in parts of `limit` points."""
     steps: list[int] = []

@@ -39,11 +39,11 @@ def place(run: Run, where: Worker, devices: list[int]) -> Attempt:
     return states.place(run, nodes, where)
 
 
-def add_points(attempt: Attempt, first: int, count: int, value: float = 0.0) -> None:
+def add_points(attempt: Attempt, first: int, count: int, value: float = 0.0, name: str = "loss") -> None:
     rows = np.zeros(count, POINT)
     rows["step"], rows["value"] = np.arange(first, first + count), value
     last = first + count - 1
-    about: dict[str, Any] = {"rank": 0, "name": "loss", "first_step": first, "last_step": last, "count": count}
+    about: dict[str, Any] = {"rank": 0, "name": name, "first_step": first, "last_step": last, "count": count}
     SeriesChunk.objects.create(attempt=attempt, data=rows.tobytes(), **about)
 
 
