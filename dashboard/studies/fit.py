@@ -237,9 +237,9 @@ def _answers(run: Run) -> bool:
 
 
 def sentences(found: Sequence[LayerSearch], limit: int | None) -> list[str]:
-    """The first sentences of the page: the largest of all, how accurate predictions were, and what is still open."""
+    """The first sentences of the page: the largest of all, and what is still open."""
     done = [hunt for hunt in found if hunt.largest is not None]
-    said = [_largest(done, limit), *_truth(done)] if done else []
+    said = [_largest(done, limit)] if done else []
     opened = sum(not hunt.over for hunt in found)
     if opened:
         said.append(f"{opened} of {len(found)} searches {'is' if opened == 1 else 'are'} still under way.")
@@ -261,17 +261,28 @@ def _largest(done: Sequence[LayerSearch], limit: int | None) -> str:
     return f"{text}: {ratio_text((best.largest or 0) / single.largest)} the single device."
 
 
-def _truth(done: Sequence[LayerSearch]) -> Iterator[str]:
+def accuracy(found: Sequence[LayerSearch]) -> str:
+    """How predicted layers compare with measured ones, as far as the searches have ended; else what is predicted."""
+    done = [hunt for hunt in found if hunt.largest is not None]
+    if not done:
+        return _guesses(found)
     off = [hunt.off for hunt in done if hunt.off is not None]
     if not off:
-        yield "Predicted against measured: not known, as no search ended below the most layers a spec may have."
-        return
+        return "Predicted against measured: not known, as no search ended below the most layers a spec may have."
     counts = {
         "equal": off.count(0),
-        "one layer below": off.count(-1),
+        "below by one layer": off.count(-1),
         "further below": sum(one < -1 for one in off),
         "above": sum(one > 0 for one in off),
     }
     parts = [f"{count} {where}" for where, count in counts.items() if count]
     none = "" if counts["above"] else ", none above"
-    yield f"Predicted against measured: {', '.join(parts)}{none}."
+    return f"Predicted against measured: {', '.join(parts)}{none}."
+
+
+def _guesses(found: Sequence[LayerSearch]) -> str:
+    if not found:
+        return "0 searches have runs."
+    least, most = (pick(found, key=lambda hunt: hunt.predicted) for pick in (min, max))
+    said = f"{most.label} is predicted to hold {layers_text(most.predicted)}"
+    return f"{said}, {least.label} {least.predicted}." if most.predicted > least.predicted else f"{said}."

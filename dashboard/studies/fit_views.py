@@ -18,7 +18,7 @@ from dashboard.runs.models import ENDED, Run, State
 from dashboard.runs.places import Place
 from dashboard.studies import reruns
 from dashboard.studies.entries import shared_room
-from dashboard.studies.fit import LayerSearch, hunts, sentences, single_of
+from dashboard.studies.fit import LayerSearch, accuracy, hunts, sentences, single_of
 from dashboard.studies.kinds import clone_address
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal
@@ -106,9 +106,7 @@ def _blank(values: Iterable[Any]) -> Iterator[Any]:
 
 def _chart(found: Sequence[LayerSearch], limit: int | None) -> Chart:
     runs = sum(len(hunt.search.tried) for hunt in found)
-    said = sentences(found, limit)
-    title = said[1 if any(hunt.largest is not None for hunt in found) else 0]  # the page has the first sentence on top
-    return fit_chart.chart([_entry(hunt) for hunt in found], title, runs, limit)
+    return fit_chart.chart([_entry(hunt) for hunt in found], accuracy(found), runs, limit)
 
 
 def _entry(hunt: LayerSearch) -> Entry:
