@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, row_height
 from dashboard.charts.theme import line_of, var
-from parallel_core.analysis.quantities import percent_text, plural_text, ratio_text, seconds_text, significant
+from parallel_core.analysis.quantities import (
+    listed_text,
+    percent_text,
+    plural_text,
+    ratio_text,
+    seconds_text,
+    significant,
+)
 
 NOBODY = "0 runs have reached the loss so far."
+SHOWN = 3
+"""So many runs are named in a title."""
 COLUMNS = ("run", "least loss", "steps to it", "seconds to it", "speedup", "disturbed")
+
+
+@dataclass(frozen=True)
+class TargetChart(Chart):
+    """`title` says who is first. `rest` is the title where a sentence above the chart already says that: who never
+    reaches the loss, else who is last."""
+
+    rest: str = ""
 
 
 class Reach(NamedTuple):
@@ -32,7 +50,7 @@ class Reach(NamedTuple):
     goes_on: bool = False
 
 
-def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pauses: str = "") -> Chart:
+def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pauses: str = "") -> TargetChart:
     """`pauses` says in the source line what the seconds leave out."""
     base = next((run.seconds for run in runs if run.baseline), None)
     there = [run for run in runs if run.seconds is not None]
@@ -52,7 +70,8 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pause
     if noisy is not None:
         subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others)} = of one device used by others"
     source = f"measured, {len(there)} of {len(runs)} runs reach it; work between steps is left out{pauses}"
-    return Chart("target", _title(runs, target), subtitle, source, figure, COLUMNS, [_row(run, base) for run in runs])
+    rows = [_row(run, base) for run in runs]
+    return TargetChart("target", _title(runs, target), subtitle, source, figure, COLUMNS, rows, _rest(runs, target))
 
 
 def _bars(runs: Sequence[Reach], base: float | None) -> dict[str, Any]:
@@ -87,7 +106,8 @@ def _said(run: Reach, base: float | None) -> str:
 def _title(runs: Sequence[Reach], target: float | None) -> str:
     there = [run for run in runs if run.seconds is not None]
     if target is None or not there:
-        return NOBODY
+        over = runs and target is not None and not any(run.goes_on for run in runs)
+        return f"No run reaches loss {significant(target or 0.0, 4)}." if over else NOBODY
     best = min(there, key=lambda run: run.seconds or 0.0)
     base = next((run for run in there if run.baseline), None)
     first = f"{best.label} reaches loss {significant(target, 4)} in {seconds_text(best.seconds or 0.0)}"
@@ -96,6 +116,23 @@ def _title(runs: Sequence[Reach], target: float | None) -> str:
         return f"{first}{behind}{_disturbed(best)}."
     ratio = ratio_text((base.seconds or 0.0) / best.seconds)
     return f"{first}, {ratio} the speed of {base.label}{_disturbed(best, base)}."
+
+
+def _rest(runs: Sequence[Reach], target: float | None) -> str:
+    """See TargetChart.rest; the title where nobody reaches the loss."""
+    there = [run for run in runs if run.seconds is not None]
+    if target is None or not there:
+        return _title(runs, target)
+    goal = f"loss {significant(target, 4)}"
+    if len(there) < len(runs):
+        missing = [run for run in runs if run.seconds is None]
+        names = [run.label for run in missing[:SHOWN]] + [f"{len(missing) - SHOWN} more"] * (len(missing) > SHOWN)
+        was = "is not reached yet" if any(run.goes_on for run in missing) else "was not reached"
+        return f"{goal.capitalize()} {was} by {listed_text(names)}."
+    first, last = (pick(there, key=lambda run: run.seconds or 0.0) for pick in (min, max))
+    said = f"{last.label} reaches {goal} last, in {seconds_text(last.seconds or 0.0)}"
+    steps = plural_text(last.step or 0, "step")
+    return f"{said} and {steps}; {first.label} needs {first.step}." if last is not first else f"{said} and {steps}."
 
 
 def _disturbed(*runs: Reach) -> str:

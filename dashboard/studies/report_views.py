@@ -72,13 +72,14 @@ def _content(request: HttpRequest, study: Study) -> dict[str, Any]:
     view = view_of(request, study)
     stream_charts, stream_answers = streams.of_overview(view, target(request))
     said, chosen = _said(study, view), _chosen(request, view)
+    verdict = streams.verdict(study.kind, said["verdict"], view, stream_charts)
     context = {
         **said,
-        "verdict": streams.verdict(study.kind, said["verdict"], view, stream_charts),
+        "verdict": verdict,
         "answers": [*said["answers"], *stream_answers],
         "judgement": findings.of_overview(view),
         "postmortem": postmortem.of_study(study, view),
-        "charts": [*_charts(request, study, view), *stream_charts.values()],
+        "charts": [*_charts(request, study, view), *streams.below(verdict, stream_charts).values()],
         "origin": request.build_absolute_uri("/").removesuffix("/"),
         "address": request.build_absolute_uri(f"/studies/{study.pk}/?{urlencode(chosen)}".rstrip("?")),
     }

@@ -11,13 +11,13 @@ import numpy as np
 from dashboard.charts import target as target_chart
 from dashboard.charts import versions
 from dashboard.charts.chart import Chart
-from dashboard.charts.target import Reach
+from dashboard.charts.target import Reach, TargetChart
 from dashboard.charts.versions import Grid
 from dashboard.runs.metrics import left_out, series
 from dashboard.runs.models import ENDED, Run
 from dashboard.studies.answers import Answer
 from dashboard.studies.entries import taken_of
-from dashboard.studies.losses import Points
+from dashboard.studies.losses import Points, losses_of
 from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.target import least, reached, window
@@ -46,9 +46,25 @@ def verdict(kind: str, said: Sequence[str], view: Overview, charts: Mapping[str,
     before those on step times, but after the warnings that are in front of these: its runs update by different rules,
     so the shortest step need not train fastest."""
     raced = charts.get("target")
-    if kind != KIND or raced is None or raced.title == target_chart.NOBODY or view.base is None or view.open:
+    if kind != KIND or raced is None or raced.empty or view.base is None or view.open:
         return list(said)
     return [*said[: view.warned_first], raced.title, *said[view.warned_first :]]
+
+
+def in_list(kind: str, said: Sequence[str], view: Overview) -> list[str]:
+    """As `verdict`, of a view that was made without losses."""
+    if kind != KIND or view.others_open or all(row.spec.parallel.flushes for row in view.rows) or view.side_by_side:
+        return list(said)
+    whole = replace(view, losses=losses_of([row.run for row in view.rows]))
+    return verdict(kind, said, whole, {"target": _target(whole, None)})
+
+
+def below(said: Sequence[str], charts: Mapping[str, Chart]) -> dict[str, Chart]:
+    """The charts as they stand below the sentences `said`: the race is not told again by its title."""
+    raced = charts.get("target")
+    if not isinstance(raced, TargetChart) or raced.title not in said:
+        return dict(charts)
+    return {**charts, "target": replace(raced, title=raced.rest)}
 
 
 def _versions(rows: Sequence[Row]) -> Chart:
@@ -76,7 +92,7 @@ class Race(NamedTuple):
     reaches: dict[int, Reach]
 
 
-def _target(view: Overview, target: float | None) -> Chart:
+def _target(view: Overview, target: float | None) -> TargetChart:
     found = race(view, target)
     pauses = left_out(row.run for row in view.rows)
     chart = target_chart.chart(list(found.reaches.values()), found.goal, found.over * view.losses.every, pauses)

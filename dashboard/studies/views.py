@@ -181,6 +181,7 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
     view = view_of(request, study)
     stream_charts, stream_answers = streams.of_overview(view, target(request))
     alike = scaling.like_for_like(study.kind, view)
+    said = streams.verdict(study.kind, scaling.verdict(study, view), view, stream_charts)
     shown = [row for i, row in enumerate(view.open) if row.run.state != State.QUEUED or i < QUEUED_SHOWN]
     return {
         "study": study,
@@ -188,9 +189,10 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
         "open_shown": shown,
         "open_hidden": len(view.open) - len(shown),
         "answers": [*answers.of_overview(alike), *stream_answers],
-        "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **held_out.chart(view), **stream_charts}
+        "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **held_out.chart(view)}
+        | streams.below(said, stream_charts)
         | scaling.of_overview(study, view),
-        "verdict": streams.verdict(study.kind, scaling.verdict(study, view), view, stream_charts),
+        "verdict": said,
         "may_change": may_change(request.user, study),
         "again": reruns.offer(study.runs.all()) if may_change(request.user, study) else "",
         "unfinished": reruns.unfinished(study.runs.all()) if may_change(request.user, study) else "",

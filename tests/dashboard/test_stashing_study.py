@@ -111,6 +111,8 @@ def test_page_has_versions_target_and_memory(study: Study, alice: Any) -> None:
     assert "Weight versions" in text and "Time to a loss" in text
     first = re.search(r'<p class="verdict"><strong>(.+?)</strong>', text)
     assert first and " reaches loss " in first[1], "a shorter step alone says nothing where updates differ"
+    listed = page(client, "/studies/")
+    assert f"<p>{first[1]} " in listed or f"<p>{first[1]}</p>" in listed, "the list begins with what the page does"
     assert text.count('id="target"') == 1 and text.index('id="target"') < text.index('aria-label="Speedup"')
     assert "Memory against DP" in text
     assert "PP-1F1B async, no stash goes backward through weights 1 micro-batch newer than forward." in text
@@ -120,6 +122,8 @@ def test_page_has_versions_target_and_memory(study: Study, alice: Any) -> None:
     assert {"versions", "target"} <= charts.keys()
     rows = charts["target"]["rows"]
     assert len(rows) == 6
+    said = charts["target"]["title"]
+    assert " last, in " in said and said != first[1], "a sentence is not said twice"
     assert all(row[2] != "never" for row in rows), "the default target is a loss that every run reaches"
 
 
@@ -129,7 +133,11 @@ def test_the_report_has_them_too(study: Study, alice: Any) -> None:
     report = client.get(f"/studies/{study.pk}/report/").content.decode()
     charts, told = streams.of_overview(overview(study.runs.all(), study.baseline), None)
     assert set(charts) == {"versions", "target"} and told
-    assert [chart.title in report for chart in charts.values()] == [True, True]
+    assert charts["versions"].title in report
+    raced = charts["target"]
+    assert isinstance(raced, target.TargetChart)
+    seen = re.sub(r"<[^>]+>", "", report)
+    assert seen.count(raced.title) == 1 == seen.count(raced.rest), "the verdict says who is first, the chart who is last"
     assert [one.question in report for one in told] == [True]
     assert '/report/?target=3">' in client.get(f"/studies/{study.pk}/?target=3").content.decode()
     report = page(client, f"/studies/{study.pk}/report/?target=5")
@@ -143,7 +151,7 @@ def test_the_loss_to_reach_stands_in_the_address(study: Study, alice: Any) -> No
     client = Client()
     client.force_login(alice)
     far = charts_of(client, study, "?target=0.001")["target"]
-    assert far["title"] == "0 runs have reached the loss so far."
+    assert far["title"] == "No run reaches loss 0.001."
     assert {row[2] for row in far["rows"]} == {"never"}
     assert client.get(f"/studies/{study.pk}/?target=nan").status_code == 200
     assert client.get(f"/studies/{study.pk}/?target=a%3Cb").status_code == 200
@@ -232,6 +240,15 @@ def test_title_and_speedup_are_those_of_the_numbers() -> None:
     chart = target.chart(runs, 1.25, 5)
     assert chart.title == "B reaches loss 1.25 in 2 s, 2.00x the speed of A."
     assert [row[-2] for row in chart.rows] == ["1.00x", "2.00x", ""]
+    assert chart.rest == "Loss 1.25 was not reached by C."
+    assert target.chart(runs[:2], 1.25, 5).rest == "A reaches loss 1.25 last, in 4 s and 10 steps; B needs 12."
+    assert target.chart(runs[:1], 1.25, 5).rest == "A reaches loss 1.25 last, in 4 s and 10 steps."
+    many = target.chart([*runs, *runs[2:] * 3], 1.25, 5).rest
+    assert many == "Loss 1.25 was not reached by C, C, C and 1 more."
+    assert target.chart([runs[0], runs[2]._replace(goes_on=True)], 1.25, 5).rest.startswith(
+        "Loss 1.25 is not reached yet"
+    )
+    assert target.chart(runs[2:], 1.25, 5).rest == "No run reaches loss 1.25."
     assert "disturbed" not in chart.subtitle and {row[-1] for row in chart.rows} == {""}
 
 
