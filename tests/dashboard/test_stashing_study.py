@@ -137,7 +137,7 @@ def test_the_report_has_them_too(study: Study, alice: Any) -> None:
     raced = charts["target"]
     assert isinstance(raced, target.TargetChart)
     seen = re.sub(r"<[^>]+>", "", report)
-    assert seen.count(raced.title) == 1 == seen.count(raced.rest), "the verdict says who is first, the chart who is last"
+    assert seen.count(raced.title) == 1 == seen.count(raced.rest), "who is first is said above, who is last here"
     assert [one.question in report for one in told] == [True]
     assert '/report/?target=3">' in client.get(f"/studies/{study.pk}/?target=3").content.decode()
     report = page(client, f"/studies/{study.pk}/report/?target=5")
