@@ -27,12 +27,21 @@ WORDS: dict[Along, tuple[str, str, float]] = {
 
 
 class Dot(NamedTuple):
-    """A measured run of the yard: family tp or pp, position in the axis's unit, speedup over its run on one device."""
+    """A measured run of the yard: family tp or pp, position in the axis's unit, speedup over its run on one device, and
+    what else it does otherwise than the case."""
 
     name: str
     family: str
     x: float
     speedup: float
+    note: str = ""
+
+    @property
+    def row(self) -> list[str]:
+        """Its row in the table of the chart."""
+        measured = ["", ""]
+        measured[FAMILIES.index(self.family)] = significant(self.speedup)
+        return [significant(self.x), *measured, ", ".join(filter(None, ("measured", self.name, self.note)))]
 
 
 def chart(case: CrossoverCase, along: Along, dots: Sequence[Dot]) -> Chart:
@@ -53,12 +62,14 @@ def chart(case: CrossoverCase, along: Along, dots: Sequence[Dot]) -> Chart:
     if turn is not None and values[0] <= turn <= values[-1]:
         data.append(_mark(turn / unit, highest))
     rows = [
-        [significant(values[i] / unit), *(significant(lines[f][i]) for f in FAMILIES)] for i in range(0, POINTS, 10)
+        [significant(values[i] / unit), *(significant(lines[f][i]) for f in FAMILIES), "predicted"]
+        for i in range(0, POINTS, 10)
     ]
+    rows += [dot.row for dot in dots]
     subtitle = f"Speedup against {axis}; lines predicted; measured: circles TP, diamonds PP; dashed: the flip"
     source = f"closed form, {case.devices} devices; {len(dots)} runs of this yard"
     figure = {"data": [one for one in data if one["x"]], "layout": _layout(axis, values / unit, highest)}
-    return Chart(f"along-{along}", title(case, along), subtitle, source, figure, (axis, "TP", "PP"), rows)
+    return Chart(f"along-{along}", title(case, along), subtitle, source, figure, (axis, "TP", "PP", ""), rows)
 
 
 def _layout(axis: str, x: np.ndarray, highest: float) -> dict[str, Any]:

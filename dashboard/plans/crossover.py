@@ -106,7 +106,8 @@ def dots(case: CrossoverCase, along: Along) -> list[Dot]:
     """Runs of the yard that use only tensor or only pipeline parallelism, with their speedup over the newest run on one
     device that did the same work, the whole batch at once, and is not known to have run on other machines.
 
-    They equal the case in all but `along`. None for the bandwidth: the yard's links are what they are.
+    They equal the case in all but `along`; a tensor-parallel one may also take its batch at once, as such runs do. None
+    for the bandwidth: the yard's links are what they are.
     """
     if along == "bandwidth":
         return []
@@ -123,7 +124,9 @@ def dots(case: CrossoverCase, along: Along) -> list[Dot]:
         kind, single, own = family(spec), next(singles, None), _step(run)
         if kind in ("tp", "pp") and single and own and _plain(spec) and _like(spec, case, along):
             x = spec.model.hidden if along == "hidden" else spec.parallel.micro_batches
-            found.append(Dot(run.name, kind, float(x), single / own))
+            parts = spec.parallel.micro_batches
+            note = "" if along == "micro_batches" or parts == case.micro_batches else "its batch at once"
+            found.append(Dot(run.name, kind, float(x), single / own, note))
     return found
 
 
@@ -156,5 +159,5 @@ def _like(spec: RunSpec, case: CrossoverCase, along: Along) -> bool:
     same = split.world == case.devices and spec.train.global_batch == case.batch
     same = same and (model.layers, model.seq) == (case.layers, case.seq)
     if along == "hidden":
-        return same and split.micro_batches in (case.micro_batches, 1)
+        return same and (split.micro_batches == case.micro_batches or split.micro_batches == split.pp == 1)
     return same and model.hidden == case.hidden

@@ -67,6 +67,15 @@ def test_own_runs_are_dots(reader: Client, alice: Any) -> None:
     assert both == [2.0, 2.5], "a run over the host of the one device and another is not elsewhere"
     page = reader.get(PAGE, {name: str(form[name].value()) for name in form.fields})
     assert "3 runs of this yard" in page.content.decode()
+    width, _, parts = (chart.rows for chart in page.context["charts"])
+    told = [row for row in width if row[-1] != "predicted"]
+    name = "measured, {'pp': 2, 'micro_batches': 4}"
+    assert ["32", "", "3.2", name] in told and len(told) == 3, "a hover is not the only copy of what was measured"
+    assert {row[-1].split(", ")[-1] for row in told if row[1]} == {"its batch at once"}, "its line has 4 micro-batches"
+    assert ["4", "", "3.2", name] in parts
+    measured(alice, 1.0, pp=2, micro_batches=1)
+    assert len(dots(form.case, "hidden")) == 3, "one micro-batch in a pipeline is not what its line predicts"
+    assert {dot.x for dot in dots(form.case, "micro_batches") if dot.family == "pp"} == {1, 4}
 
 
 def test_bad_values_are_told_at_their_fields(reader: Client) -> None:
