@@ -15,6 +15,8 @@ from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.plan.crossover import Along, CrossoverCase, flip
 
 POINTS = 61
+ROWS = 7
+"""The most predicted rows of a table."""
 CLOSE = 0.08
 """As a part of the chart's height: the names of lines whose ends are closer than this would overlap."""
 FAMILIES = ("tp", "pp")
@@ -41,7 +43,7 @@ class Dot(NamedTuple):
         """Its row in the table of the chart."""
         measured = ["", ""]
         measured[FAMILIES.index(self.family)] = significant(self.speedup)
-        return [significant(self.x), *measured, ", ".join(filter(None, ("measured", self.name, self.note)))]
+        return [count_text(round(self.x)), *measured, ", ".join(filter(None, ("measured", self.name, self.note)))]
 
 
 def chart(case: CrossoverCase, along: Along, dots: Sequence[Dot]) -> Chart:
@@ -50,26 +52,40 @@ def chart(case: CrossoverCase, along: Along, dots: Sequence[Dot]) -> Chart:
     middle = float(getattr(case, along))
     low = max(1.0, middle / 16) if along != "bandwidth" else middle / 16
     high = min(middle * 16, case.batch) if along == "micro_batches" else middle * 16
-    values = np.geomspace(low, high, POINTS)
-    lines = {
-        family: [getattr(case.at(along, float(x)), name)() for x in values]
-        for family, name in zip(FAMILIES, ("tensor", "pipeline"), strict=True)
-    }
+    values = _grid(along, low, high, POINTS)
+    lines = dict(zip(FAMILIES, _speedups(case, along, values), strict=True))
     highest = 1.1 * max([*lines["tp"], *lines["pp"], *(dot.speedup for dot in dots)])
     data = [*_lines(values / unit, lines, highest)]
     data += [_dots(family, [dot for dot in dots if dot.family == family]) for family in FAMILIES]
     turn = flip(case, along)
     if turn is not None and values[0] <= turn <= values[-1]:
         data.append(_mark(turn / unit, highest))
-    rows = [
-        [significant(values[i] / unit), *(significant(lines[f][i]) for f in FAMILIES), "predicted"]
-        for i in range(0, POINTS, 10)
-    ]
+    listed = _grid(along, low, high, ROWS)
+    predicted = zip(listed, *_speedups(case, along, listed), strict=True)
+    rows = [[_at(along, x), significant(tp), significant(pp), "predicted"] for x, tp, pp in predicted]
     rows += [dot.row for dot in dots]
     subtitle = f"Speedup against {axis}; lines predicted; measured: circles TP, diamonds PP; dashed: the flip"
     source = f"closed form, {case.devices} devices; {len(dots)} runs of this yard"
     figure = {"data": [one for one in data if one["x"]], "layout": _layout(axis, values / unit, highest)}
     return Chart(f"along-{along}", title(case, along), subtitle, source, figure, (axis, "TP", "PP", ""), rows)
+
+
+def _grid(along: Along, low: float, high: float, count: int) -> np.ndarray:
+    """About so many values of a measure, even on a logarithmic axis; no model has half a unit, and no step half a
+    micro-batch."""
+    values = np.geomspace(low, high, count)
+    return values if along == "bandwidth" else np.unique(np.rint(values))
+
+
+def _at(along: Along, x: float) -> str:
+    """A value of a measure in a table, in the unit of its axis."""
+    return significant(x / WORDS[along][2]) if along == "bandwidth" else count_text(round(x))
+
+
+def _speedups(case: CrossoverCase, along: Along, values: np.ndarray) -> tuple[list[float], list[float]]:
+    """Those of tensor ranks and of a pipeline at each value of the measure."""
+    cases = [case.at(along, float(x)) for x in values]
+    return [one.tensor() for one in cases], [one.pipeline() for one in cases]
 
 
 def _layout(axis: str, x: np.ndarray, highest: float) -> dict[str, Any]:

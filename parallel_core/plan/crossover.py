@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, Literal
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.plan.cluster.problems import Problems, require
 
 Along = Literal["hidden", "bandwidth", "micro_batches"]
@@ -126,17 +127,22 @@ class Limit:
 
 
 def limits(case: CrossoverCase) -> list[Limit]:
-    """Limits of data, tensor and pipeline parallelism. Raises Unphysical."""
+    """Limits of data, tensor and pipeline parallelism; of tensor ranks powers of two are tried. Raises Unphysical."""
     require(case.problems())
     layers, m = case.layers, case.micro_batches
     counts = [1 << i for i in range(_MOST_DEVICES.bit_length())]
     widest = max((replace(case, devices=n) for n in counts), key=CrossoverCase.tensor)
     return [
         Limit("DP", float(case.batch), f"B = {case.batch}: a sample is the smallest piece of work"),
-        Limit(
-            "TP",
-            widest.tensor(),
-            f"most at {widest.devices} devices: beyond, 4 L m all-reduces take longer than is saved",
-        ),
+        Limit("TP", widest.tensor(), _most_with(widest.devices)),
         Limit("PP", layers * m / (layers + m - 1), f"L m / (L + m − 1) with L = {layers} layers, m = {m:g}"),
     ]
+
+
+def _most_with(devices: int) -> str:
+    """Why tensor parallelism is fastest with so many devices."""
+    if devices == _MOST_DEVICES:
+        return f"with {devices} devices, the most that are tried: more would still be faster"
+    count = plural_text(devices, "device")
+    tried = "" if devices == 1 else ", of the powers of 2"
+    return f"most with {count}{tried}: beyond, 4 L m all-reduces take longer than is saved"

@@ -96,6 +96,14 @@ def test_no_more_micro_batches_than_sequences_are_taken_or_drawn(reader: Client)
     assert "micro-batches" not in one.context["verdict"][1]
 
 
+def test_only_whole_widths_and_micro_batches_are_drawn_and_listed(reader: Client) -> None:
+    charts = reader.get(PAGE, {"hidden": 4096, "batch": 16, "micro_batches": 4}).context["charts"]
+    width, link, parts = (chart.figure["data"][0]["x"] for chart in charts)
+    assert parts == list(range(1, 17)) and width == [round(x) for x in width] and len(link) == 61
+    assert [row[0] for row in charts[2].rows] == ["1", "2", "3", "4", "6", "10", "16"]
+    assert ["4\N{NO-BREAK SPACE}096", "predicted"] in [[row[0], row[-1]] for row in charts[0].rows], "the case's own"
+
+
 def test_lines_are_named_behind_their_ends_and_values_are_level_on_a_phone(reader: Client) -> None:
     width, link, _ = reader.get(PAGE).context["charts"]
     lines = [trace for trace in width.figure["data"] if trace["mode"] == "lines+text"]

@@ -51,6 +51,20 @@ def test_limits_are_what_many_devices_tend_to() -> None:
     assert found["TP"] >= max(replace(CASE, devices=1 << i).tensor() for i in range(12))
 
 
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (CASE, "most with 32 devices, of the powers of 2: beyond, "),
+        (replace(CASE, alpha=1.0), "most with 1 device: beyond, "),
+        (FREE, "with 65536 devices, the most that are tried: more would still be faster"),
+    ],
+)
+def test_why_tensor_ranks_are_no_faster_is_true(case: CrossoverCase, words: str) -> None:
+    tensor = limits(case)[1]
+    assert tensor.formula.startswith(words)
+    assert tensor.speedup == max(replace(case, devices=1 << i).tensor() for i in range(17))
+
+
 def test_what_cannot_be_is_named() -> None:
     wrong: dict[str, Any] = {"bandwidth": 0.0, "flops": -1.0, "layers": 0, "alpha": float("nan")}
     for field, value in wrong.items():
