@@ -11,9 +11,13 @@ from dashboard.runs.models import ENDED
 from dashboard.studies.breakages import BEFORE, BROKEN, BY_KEY, KIND, NAMES, PROOF, Breakage
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import Overview, Row
+from parallel_core.analysis.breakdown import PARTS
 from parallel_core.analysis.diagnosis import Case, Finding, diagnose
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_text, significant
+
+_LOST = {True: "bubble", False: "communication not hidden"}
+"""Whether the proof is a pipeline -> the part of its step that is compared (`breakdown.PARTS`)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def of_study(study: Study, view: Overview) -> Postmortem | None:
         return Postmortem(breakage, broken, [], "", proof, "The broken run has not ended yet.")
     case = case_of(broken.run, before.run if before.entry.done else None)
     found = _found(case, breakage)
-    said = _proof(breakage, broken, proof) if proof.entry.done else ""
+    said = _proof(breakage, case, broken, proof) if proof.entry.done else ""
     return Postmortem(breakage, broken, found, said, proof, disturbed=_noise((before, broken, proof)))
 
 
@@ -88,16 +92,20 @@ def _found(case: Case, breakage: Breakage) -> list[Finding]:
     return sorted(found, key=lambda one: places.get(one.rule, len(places)))
 
 
-def _proof(breakage: Breakage, broken: Row, proof: Row) -> str:
-    """Step time, bubble, loss and findings of the run with the change."""
-    left = _found(case_of(proof.run), breakage)
+def _proof(breakage: Breakage, case: Case, broken: Row, proof: Row) -> str:
+    """Step time, waits, loss and findings of the run with the change; `case` = the broken one."""
+    after = case_of(proof.run)
+    left = _found(after, breakage)
     parts = [f"{seconds_text(proof.entry.traced_median)} a step" if proof.entry.traced_median else "it ended"]
     if broken.entry.traced_median and proof.entry.traced_median:
         parts[0] += (
             f", {ratio_text(broken.entry.traced_median / proof.entry.traced_median)} the speed of the broken run"
         )
-    if broken.entry.bubble is not None and proof.entry.bubble is not None:
-        parts.append(f"bubble {percent_text(proof.entry.bubble)} instead of {percent_text(broken.entry.bubble)}")
+    if case.traced and after.traced:
+        # Over all traced steps, as in the evidence, and not of the one step that the charts show.
+        words = _LOST[proof.spec.parallel.pp > 1]
+        now, then = (percent_text(one.share(*dict(PARTS)[words])) for one in (after, case))
+        parts.append(f"{words} {now} instead of {then}")
     if proof.run.loss is not None:
         parts.append(f"last loss {significant(proof.run.loss)}{_instead(broken.run.loss, proof.run.loss)}")
     parts.append("the rules find nothing" if not left else f"the rules still find: {left[0].title}")

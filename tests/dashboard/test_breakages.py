@@ -71,6 +71,10 @@ def ended(owner: Any, key: str) -> Study:
 
 def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alice: Any) -> None:
     study = ended(alice, "naive")
+    odd = study.runs.get(position=breakages.BROKEN)
+    parts = odd.summary["breakdown"]
+    parts |= {"bubble": parts["bubble"] // 2, "other": parts["other"] + parts["bubble"] // 2}
+    odd.save()  # the one step that the charts show, which is not the median of all
     client.force_login(alice)
     part = client.get(f"/studies/{study.pk}/findings/").content.decode()
     found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
@@ -79,7 +83,8 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     )
     assert [cause.rule for cause in found.causes] == ["few_micro_batches"]
     assert 'data-rule="few_micro_batches"' in part and "Set “Pipeline schedule” to 1F1B." in part
-    assert "bubble" in found.proof
+    share = found.causes[0].title.partition(" of the step is bubble")[0]
+    assert f" instead of {share}; " in found.proof.partition("bubble ")[2], "evidence and proof are of one measure"
     page = client.get(f"/studies/{study.pk}/").content.decode()
     assert page.count('id="findings"') == 1 and page.index('id="findings"') < page.index('id="verdict"'), (
         "the findings precede the verdict"
@@ -92,6 +97,12 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     assert "dotted = broken, dashed = proof" in lines.subtitle
     assert "the speed of the broken run" in found.proof and found.proof in part.replace("&#x27;", "'")
     assert breakages.BY_KEY["naive"].symptom in client.get(f"/studies/{study.pk}/report/").content.decode()
+
+
+def test_the_proof_of_replicas_is_about_communication_and_no_pipeline(alice: Any) -> None:
+    study = ended(alice, "doubled")
+    found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
+    assert found and "communication not hidden" in found.proof and "bubble" not in found.proof
 
 
 @pytest.mark.parametrize("position", [breakages.BEFORE, breakages.BROKEN, breakages.PROOF])
