@@ -14,7 +14,8 @@ from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis.breakdown import PARTS
 from parallel_core.analysis.diagnosis import Case, Finding, diagnose
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
-from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_text, significant
+from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_text, signed_percent_text, significant
+from parallel_core.simulate.replay import Change, replay
 
 _LOST = {True: "bubble", False: "communication not hidden"}
 """Whether the proof is a pipeline -> the part of its step that is compared (`breakdown.PARTS`)."""
@@ -101,6 +102,9 @@ def _proof(breakage: Breakage, case: Case, broken: Row, proof: Row) -> str:
         parts[0] += (
             f", {ratio_text(broken.entry.traced_median / proof.entry.traced_median)} the speed of the broken run"
         )
+    if (foreseen := _foreseen(case, proof)) and proof.entry.traced_median:
+        error = signed_percent_text(foreseen / proof.entry.traced_median - 1)
+        parts.append(f"a replay of the broken step predicts {seconds_text(foreseen)} ({error})")
     if case.traced and after.traced:
         # Over all traced steps, as in the evidence, and not of the one step that the charts show.
         words = _LOST[proof.spec.parallel.pp > 1]
@@ -110,6 +114,23 @@ def _proof(breakage: Breakage, case: Case, broken: Row, proof: Row) -> str:
         parts.append(f"last loss {significant(proof.run.loss)}{_instead(broken.run.loss, proof.run.loss)}")
     parts.append("the rules find nothing" if not left else f"the rules still find: {left[0].title}")
     return "; ".join(parts).removesuffix(".") + "."
+
+
+def _foreseen(case: Case, proof: Row) -> float | None:
+    """Seconds of a step of the proof by replaying a typical one of the broken run, if they differ only in the program;
+    else None."""
+    split, now = case.spec.parallel, proof.spec.parallel
+    change = Change(
+        schedule=now.schedule if now.schedule != split.schedule else "",
+        micro_batches=now.micro_batches if now.micro_batches != split.micro_batches else 0,
+    )
+    if split.pp == 1 or case.typical is None:
+        return None
+    try:
+        made = replay(case.spec, case.typical, change)
+    except ValueError:  # too long, or no valid run has that change
+        return None
+    return made.step / 1e9 if made.spec.parallel == now else None
 
 
 def _instead(loss: float | None, of: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,11 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     assert [cause.rule for cause in found.causes] == ["few_micro_batches"]
     assert 'data-rule="few_micro_batches"' in part and "Set “Pipeline schedule” to 1F1B." in part
     share = found.causes[0].title.partition(" of the step is bubble")[0]
+    predicted = re.search(r"a replay of the broken step predicts ([\d.]+) ms \(([+−]\d+\.\d) %\); ", found.proof)
+    assert predicted, "how far the replay was off is said where both are known"
+    took = found.proof_run.entry.traced_median or 0.0
+    error = float(predicted[2].replace("−", "-")) / 100
+    assert float(predicted[1]) / 1e3 == pytest.approx(took * (1 + error), rel=0.01)
     assert f" instead of {share}; " in found.proof.partition("bubble ")[2], "evidence and proof are of one measure"
     page = client.get(f"/studies/{study.pk}/").content.decode()
     assert page.count('id="findings"') == 1 and page.index('id="findings"') < page.index('id="verdict"'), (
@@ -102,7 +108,12 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
 def test_the_proof_of_replicas_is_about_communication_and_no_pipeline(alice: Any) -> None:
     study = ended(alice, "doubled")
     found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
-    assert found and "communication not hidden" in found.proof and "bubble" not in found.proof
+    assert (
+        found
+        and "communication not hidden" in found.proof
+        and "replay" not in found.proof
+        and "bubble" not in found.proof
+    )
 
 
 @pytest.mark.parametrize("position", [breakages.BEFORE, breakages.BROKEN, breakages.PROOF])
