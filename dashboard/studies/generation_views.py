@@ -19,7 +19,7 @@ from dashboard.runs.places import Place
 from dashboard.studies import reruns
 from dashboard.studies.entries import waits_of
 from dashboard.studies.generation import Generations, Row, of_runs
-from dashboard.studies.generation_words import differences, grown, sentences
+from dashboard.studies.generation_words import differences, grown, headlines, sentences
 from dashboard.studies.kinds import clone_address
 from dashboard.studies.models import Study
 from parallel_core.analysis.quantities import plural_text, significant
@@ -74,9 +74,8 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
 
 
 def verdict(runs: Sequence[Run], places: Mapping[int, Place]) -> list[str]:
-    """The answer, with the warning about machines if there is one."""
-    view = of_runs(reruns.standing(runs), places)
-    return sentences(view)[: 1 + bool(view.machines.warning)]
+    """The answer, with the warnings about all of it."""
+    return headlines(of_runs(reruns.standing(runs), places))
 
 
 def rows(study: Study) -> Iterator[Sequence[Any]]:

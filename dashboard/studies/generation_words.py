@@ -41,13 +41,10 @@ def differences(view: Generations) -> dict[int, tuple[int, int]]:
 
 
 def sentences(view: Generations, where: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> list[str]:
-    """The first sentences of the page: the fastest split and why, with a warning where machines differ, whether the
-    texts are the same, the least memory, what was disturbed, how far the study is, and what has no result. `where`: see
-    `differences`."""
-    found = view.compared
-    warning = view.machines.warning
-    said = [_answer(view, found), *([warning] if warning else [])]
-    said += [*_sameness(view, where), *_memory(view.splits), *_disturbed(view)]
+    """The first sentences of the page: `headlines`, whether the texts are the same, the least memory, what was
+    disturbed, how far the study is, and what has no result. `where`: see `differences`."""
+    said = [*headlines(view), *_sameness(view, where), *_memory(view.splits)]
+    said += _disturbed(view) if view.disturbed else []
     done = sum(row.done for row in view.rows)
     if view.open and done:
         said.append(f"{done} of {len(view.rows)} runs have generated their text so far.")
@@ -57,6 +54,14 @@ def sentences(view: Generations, where: Mapping[int, tuple[int, int]] = MappingP
         if row.run.state == State.SUCCEEDED and not row.done
     ]
     return [*said, *excluded.sentences([(row.label, row.run) for row in view.rows])]
+
+
+def headlines(view: Generations) -> list[str]:
+    """The fastest split and why, after a warning where all times were disturbed, and before one where machines
+    differ."""
+    first = [] if view.disturbed else _disturbed(view)
+    warning = view.machines.warning
+    return [*first, _answer(view, view.compared), *([warning] if warning else [])]
 
 
 def _answer(view: Generations, found: Sequence[Row]) -> str:
@@ -114,7 +119,7 @@ def _why(view: Generations, found: Sequence[Row]) -> str:
 
 
 def _disturbed(view: Generations) -> list[str]:
-    """Which times are left out since other processes disturbed them; a warning if all were."""
+    """Which times are left out since other processes disturbed them; a warning if they are all there is."""
     if left := view.disturbed:
         named = listed_text([row.label for row in left[:NAMED]] + ([f"{len(left) - NAMED} more"] * (len(left) > NAMED)))
         share = percent_text(max(row.others or 0.0 for row in left))
