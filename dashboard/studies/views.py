@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Page, Paginator
 from django.db import transaction
 from django.db.models import Count, Exists, F, OuterRef, Q
@@ -22,6 +21,7 @@ from django.views.decorators.http import require_GET, require_POST
 from dashboard.accounts.guards import token_may_read
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
+from dashboard.fields import Number
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
 from dashboard.runs.models import ACTIVE, ENDED, Run, State
@@ -135,11 +135,15 @@ def view_of(request: HttpRequest, study: Study) -> Overview:
 
 def target(request: HttpRequest) -> float | None:
     """?target=: the loss that counts as reached; None if it is absent or not a finite number."""
+    return _asked_target(request)[0]
+
+
+def _asked_target(request: HttpRequest) -> tuple[float | None, str]:
+    """?target=, and what is wrong with it; '' if nothing."""
     try:
-        asked = float(request.GET.get("target", ""))
-    except ValueError:
-        return None
-    return asked if isfinite(asked) else None
+        return Number(label="Loss to reach", required=False).clean(request.GET.get("target", "")), ""
+    except ValidationError as error:
+        return None, " ".join(error.messages)
 
 
 @require_GET
@@ -160,6 +164,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
         "words": words_of(specs),
         "clone": clone_address(study),
         "losses_first": study.side_by_side or bool(view.lead),
+        "target_error": _asked_target(request)[1],
         "race_first": study.kind == streams.KIND and "target" in live["charts"],
     }
     return render(request, "studies/page.html", live | context)

@@ -153,8 +153,11 @@ def test_the_loss_to_reach_stands_in_the_address(study: Study, alice: Any) -> No
     far = charts_of(client, study, "?target=0.001")["target"]
     assert far["title"] == "No run reaches loss 0.001."
     assert {row[2] for row in far["rows"]} == {"never"}
-    assert client.get(f"/studies/{study.pk}/?target=nan").status_code == 200
-    assert client.get(f"/studies/{study.pk}/?target=a%3Cb").status_code == 200
+    for wrong in ("nan", "a%3Cb", "1e400"):
+        shown = page(client, f"/studies/{study.pk}/?target={wrong}")
+        assert "Loss to reach must be a number; got " in shown and " The lowest that all reach is shown." in shown
+        assert client.get(f"/studies/{study.pk}/report/?target={wrong}").status_code == 200
+    assert "Loss to reach must be" not in page(client, f"/studies/{study.pk}/?target=")
 
 
 def test_studies_that_flush_have_neither(alice: Any) -> None:
