@@ -11,7 +11,7 @@ import numpy as np
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import line_of, var
-from parallel_core.analysis.quantities import count_text, significant
+from parallel_core.analysis.quantities import count_text, plural_text, significant
 from parallel_core.plan.crossover import Along, CrossoverCase, flip
 
 POINTS = 61
@@ -65,7 +65,7 @@ def chart(case: CrossoverCase, along: Along, dots: Sequence[Dot]) -> Chart:
     rows = [[_at(along, x), significant(tp), significant(pp), "predicted"] for x, tp, pp in predicted]
     rows += [dot.row for dot in dots]
     subtitle = f"Speedup against {axis}; lines predicted; measured: circles TP, diamonds PP; dashed: the flip"
-    source = f"closed form, {case.devices} devices; {len(dots)} runs of this yard"
+    source = f"closed form, {case.devices} devices; {plural_text(len(dots), 'run')} of this yard"
     figure = {"data": [one for one in data if one["x"]], "layout": _layout(axis, values / unit, highest)}
     return Chart(f"along-{along}", title(case, along), subtitle, source, figure, (axis, "TP", "PP", ""), rows)
 

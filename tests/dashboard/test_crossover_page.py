@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.charts.crossover import _side
+from dashboard.charts.crossover import _side, chart
 from dashboard.plans.crossover import CrossoverForm, dots
 from dashboard.runs import services
 from dashboard.runs.models import Attempt, RankInfo, Run, State
@@ -73,6 +73,7 @@ def test_own_runs_are_dots(reader: Client, alice: Any) -> None:
     assert ["32", "", "3.2", name] in told and len(told) == 3, "a hover is not the only copy of what was measured"
     assert {row[-1].split(", ")[-1] for row in told if row[1]} == {"its batch at once"}, "its line has 4 micro-batches"
     assert ["4", "", "3.2", name] in parts
+    assert chart(form.case, "hidden", found[:1]).source.endswith("; 1 run of this yard")
     measured(alice, 1.0, pp=2, micro_batches=1)
     assert len(dots(form.case, "hidden")) == 3, "one micro-batch in a pipeline is not what its line predicts"
     assert {dot.x for dot in dots(form.case, "micro_batches") if dot.family == "pp"} == {1, 4}
