@@ -21,6 +21,8 @@ from parallel_core.analysis.quantities import (
 NOBODY = "0 runs have reached the loss so far."
 SHOWN = 3
 """So many runs are named in a title."""
+NARROW = 1.6
+"""On a phone, times as much of the axis: the bars' labels take more of its width."""
 COLUMNS = ("run", "least loss", "steps to it", "seconds to it", "speedup", "disturbed")
 
 
@@ -56,12 +58,14 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pause
     there = [run for run in runs if run.seconds is not None]
     longest = max((run.seconds or 0.0 for run in there), default=0.0)
     noisy = next((run for run in there if run.others), None)
+    room = longest * (1.55 if noisy else 1.35) or 1.0
     figure = {
         "data": [_bars(runs, base)] if there else [],
         "layout": theme.layout(
             row_height(len(runs)),
             bargap=0.35,
-            xaxis=theme.axis("seconds", range=[0, (1.55 if noisy else 1.35) * longest or 1]),
+            xaxis=theme.axis("seconds", range=[0, room]),
+            meta={"narrow": {"xaxis": {"range": [0, NARROW * room]}}},
             yaxis=theme.rows_axis([theme.escape_label(run.label) for run in runs]),
         ),
     }

@@ -265,7 +265,10 @@ def test_a_first_one_without_a_baseline_is_before_the_others(others: int, words:
 def test_a_time_to_a_loss_that_others_disturbed_says_so() -> None:
     runs = [Reach("A", "pp", 1.0, 10, 4.0, baseline=True, others=0.25), Reach("B", "pp", 0.9, 12, 2.0)]
     chart = target.chart(runs, 1.25, 5)
+    layout = chart.figure["layout"]
     assert chart.title.endswith("2.00x the speed of A; others disturbed A (25 % of one device).")
+    wide, phone = (axis["range"][1] for axis in (layout["xaxis"], layout["meta"]["narrow"]["xaxis"]))
+    assert phone > 1.5 * wide > 4, "a phone has room for the words behind the longest bar"
     assert "hatched = disturbed, +25 %" in chart.subtitle and [row[-1] for row in chart.rows] == ["25 %", ""]
     (bars,) = chart.figure["data"]
     assert bars["marker"]["pattern"]["shape"] == ["x", ""] and bars["text"] == ["4 s  +25 %", "2 s, 2.00x"]
