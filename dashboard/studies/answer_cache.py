@@ -20,7 +20,7 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import ENDED, Cursor, Run, State
 from dashboard.runs.places import Place, places_of
-from dashboard.studies import by_loss, reruns, scaling, streams
+from dashboard.studies import by_loss, postmortem, reruns, scaling, streams
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
 from dashboard.studies.selectors import overview
@@ -86,7 +86,9 @@ def _verdict(study: Study, runs: list[Run], places: Mapping[int, Place], under_w
     base, ranked = reruns.stands_for(study.baseline, stand), by_loss.ranks(study.kind)
     view = replace(overview(stand, base, details=False, places=places, ranked=ranked), others_open=under_way)
     said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]
-    return " ".join(streams.in_list(study.kind, said, view)[: view.headlines])
+    found = None if under_way else postmortem.of_study(study, view)
+    lead = found.headline if found else ""  # on its page, too, the cause comes before times
+    return " ".join([*filter(None, [lead]), *streams.in_list(study.kind, said, view)[: view.headlines]])
 
 
 def of_ended(study: Study, what: Sequence[object], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboard.runs.findings import case_of
+from dashboard.runs.form_words import in_form_words
 from dashboard.runs.models import ENDED
 from dashboard.studies.breakages import BEFORE, BROKEN, BY_KEY, KIND, NAMES, PROOF, Breakage
 from dashboard.studies.models import Study
@@ -17,6 +18,7 @@ from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_text, signed_percent_text, significant
 from parallel_core.simulate.replay import Change, replay
 
+NOT_SEEN = "The symptom did not come up on these devices."
 _LOST = {True: "bubble", False: "communication not hidden"}
 """Whether the proof is a pipeline -> the part of its step that is compared (`breakdown.PARTS`)."""
 
@@ -51,6 +53,18 @@ class Postmortem:
     def causes(self) -> list[Finding]:
         """The findings that the scenario is about."""
         return [finding for finding in self.findings if finding.rule in self.breakage.about]
+
+    @property
+    def headline(self) -> str:
+        """What the scenario was made to find, for a list; '' while that is not known."""
+        if self.waits:
+            return ""
+        return " ".join(in_form_words(cause.title) for cause in self.causes) or NOT_SEEN
+
+    @property
+    def not_seen(self) -> str:
+        """What stands in place of causes where there are none."""
+        return "" if self.waits or self.causes else NOT_SEEN
 
     @property
     def besides(self) -> list[Finding]:

@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.runs.models import MemoryRecord, Run, SeriesChunk
-from dashboard.studies import breakages, figures, postmortem, reruns
+from dashboard.studies import answer_cache, breakages, figures, postmortem, reruns
 from dashboard.studies.breakages import BREAKAGES, NAMES
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
@@ -95,6 +95,9 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     assert page.count('id="findings"') == 1 and page.index('id="findings"') < page.index('id="verdict"'), (
         "the findings precede the verdict"
     )
+    listed = answer_cache.verdicts([study])[study.pk]
+    assert listed.startswith(f"{found.causes[0].title} "), "in the list, too, the cause comes before times"
+    assert "fastest" in listed
     lines = figures.losses(overview(study.runs.all(), study.baseline))
     looks = {trace["line"]["color"] + trace["line"]["dash"] for trace in lines.figure["data"]}
     assert looks == {"var(--line-single)solid", "var(--bad)dot", "var(--good)dash"}, (
