@@ -15,7 +15,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_words import REPLAYED
 from dashboard.runs import selectors, traces
 from dashboard.runs.choice_labels import CHOICE_LABELS
-from dashboard.runs.models import Run
+from dashboard.runs.models import ENDED, Run
 from dashboard.runs.traces import Trace
 from dashboard.runs.whatif_form import WhatIfForm, replayed
 from dashboard.runs.whatif_words import gain_text, sentence, speedup
@@ -31,6 +31,7 @@ from parallel_core.spec import RunSpec
 TRIED = tuple(name for name, traits in TRAITS.items() if traits.tried_in_whatif)
 """Schedules tried in the list of single changes."""
 NONE_TRACED = "No traced step has arrived yet."
+ENDED_BEFORE = "This run ended before a traced step was complete."
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class CannotReplay(Exception):
 
 def absent_text(run: Run, step: int | None) -> str:
     """Why there is no trace of a step (None: the newest)."""
-    nothing = NONE_TRACED if step is None else f"No span of step {step} was recorded."
+    never = ENDED_BEFORE if run.state in ENDED else NONE_TRACED
+    nothing = never if step is None else f"No span of step {step} was recorded."
     return selectors.dropped_text(run, step) or nothing
 
 

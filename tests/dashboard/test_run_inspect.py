@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from dashboard.runs import page_timeline, traces
 from dashboard.runs.models import Attempt, MemoryRecord, Run, SpanChunk, State
@@ -110,6 +111,10 @@ def test_what_is_not_there_is_said(client: Client, alice: Any) -> None:
     assert "No traced step has arrived yet." in tab(client, run, "tab=whatif")
     assert "No traced step yet" in tab(client, run, "tab=accounts")
     assert "No traced step yet" in tab(client, run, "tab=timeline")
+    Run.objects.filter(pk=run.pk).update(state=State.FAILED, ended_at=timezone.now())
+    for name in ("whatif", "accounts", "timeline"):
+        said = tab(client, run, f"tab={name}")
+        assert "This run ended before a traced step was complete." in said and "has arrived yet" not in said, name
 
 
 def test_the_step_as_files(client: Client, alice: Any) -> None:
