@@ -22,6 +22,7 @@ from dashboard.studies.fit import LayerSearch, accuracy, hunts, sentences, singl
 from dashboard.studies.kinds import clone_address
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal
+from parallel_core.plan.largest import MARGIN
 from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.spec import RunSpec
 
@@ -71,6 +72,7 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
         "limit": limit,
         "verdict": sentences(found, limit),
         "lines": lines,
+        "margin": f"{MARGIN:.1%}".replace("%", " %"),
         "over_single": any(line.times for line in lines),
         "charts": {"fit": _chart(found, limit)},
     }

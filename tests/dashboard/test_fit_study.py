@@ -129,6 +129,7 @@ def test_exact_predictions_cost_two_runs_each(client: Client, study: Study) -> N
         f"PP-1F1B fits {truth['PP-1F1B']} layers in 8 MiB: {more:.2f}x the single device.",
     ]
     assert page.context["equal"].startswith("GPT N x 32, ")
+    assert "the memory model predicts; 0.5 % of the memory stays free for its error." in page.content.decode()
     text = page.content.decode()
     assert "Rank 0 ran out of memory: activations" in text and "did not fit" in text and "Over single" in text
     assert charts_of(client, study)["fit"]["rows"][0][:3] == [
