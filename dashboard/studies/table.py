@@ -21,6 +21,7 @@ COLUMNS = (
     *(f"{component}_ns" for component in COMPONENTS),
     *("cpu_others", "reference_s", "company", "speedup_at_baseline_pace"),
     *("final_loss", "held_out_loss", "lowest_held_out_loss", "largest_loss_difference"),
+    "broken",
 )
 
 
@@ -51,4 +52,5 @@ def _tail(row: Row) -> list[Any]:
     summary = row.run.summary
     values += [summary.get("final_loss"), (summary.get("held_out") or {}).get("loss"), row.held_out]
     values += [row.parity.largest if row.parity and row.parity.steps else None]
+    values += ["; ".join(row.run.injected)]
     return ["" if value is None else value for value in values]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.runs.models import State
+from dashboard.runs.models import Run, State
 from dashboard.studies import figures
 from dashboard.studies.entry_points import ENTRY_POINTS
 from dashboard.studies.models import Study
@@ -165,6 +165,15 @@ def test_csv_holds_the_numbers_unrounded(reader: Client, study: Study) -> None:
     for run in study.runs.all():
         assert float(by_label[run.label]["step_median_s"]) == run.summary["timed"]["median"]
         assert int(by_label[run.label]["memory_bytes"]) == run.memory_peak
+
+
+def test_csv_tells_the_faults_of_a_broken_run(reader: Client, alice: Any) -> None:
+    made = Study.objects.create(name="One", owner=alice)
+    faults = ["Straggler: rank 1 takes 2 times as long to compute", "Slow data: each batch is 20 ms late"]
+    run = factory.finished(alice, {"dp": 2}, study=made)
+    Run.objects.filter(pk=run.pk).update(injected=faults)
+    (row,) = csv.DictReader(io.StringIO(reader.get(f"/studies/{made.pk}/table.csv").content.decode()))
+    assert row["label"].endswith(", broken") and row["broken"] == "; ".join(faults)
 
 
 def test_names_are_text_everywhere(reader: Client, alice: Any) -> None:
