@@ -156,8 +156,7 @@ class PlannerForm(SetupForm):
     price = Number(label="Price of a device-hour", min_value=0, max_value=1e6, help_text="in your currency")
     plan = forms.CharField(
         label="Why not this one?",
-        required=False,
-        max_length=200,
+        required=False,  # `read` says how long it may be
         help_text="empty shows the fastest; a point of the chart below can be clicked, too",
     )
 

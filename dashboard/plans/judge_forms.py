@@ -25,7 +25,7 @@ FIRST: dict[str, dict[str, Any]] = {
 class JudgeForm(SetupForm):
     """One set-up; a valid form has `asked`, its plan."""
 
-    plan = forms.CharField(label="Plan", max_length=200)
+    plan = forms.CharField(label="Plan")  # `read` says how long it may be
 
     DEFAULTS = {**SetupForm.DEFAULTS, "batch": 1024, "plan": "TP 8 x PP 8 x DP 16, SP"}
     asked: Plan
@@ -53,7 +53,7 @@ def wrong_count(given: dict[str, Any]) -> str:
     asked = str(given.get("n", LEAST))
     if asked in map(str, range(LEAST, len(LETTERS) + 1)):
         return ""
-    return f"n: {LEAST} to {len(LETTERS)} set-ups can be judged; got {asked[:MOST_SHOWN]}."
+    return f"n: {LEAST} to {len(LETTERS)} set-ups can be judged; got {asked[:MOST_SHOWN] or 'nothing'}."
 
 
 def read_forms(given: dict[str, Any]) -> list[JudgeForm]:

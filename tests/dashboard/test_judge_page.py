@@ -83,6 +83,28 @@ def test_wrong_values_are_told_at_their_field(reader: Client) -> None:
     assert "cannot be judged" in page.content.decode()
 
 
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("TP 8 x TP 4", "TP is given twice: 8 and 4."),
+        ("TP 8, 1f1b, gpipe", "Schedule is given twice: 1f1b and gpipe."),
+        ("micro-batch 2, mb 4", "Micro-batch is given twice: 2 and 4."),
+        ("ZeRO-1, zero 3", "ZeRO is given twice: 1 and 3."),
+        ("interleaved 0", "The chunks of interleaved must be from 1 to 64; got 0."),
+        ("micro-batch 0", "Micro-batch must be from 1 to 100000; got 0."),
+        ("x" * 300, "A plan has at most 200 characters; these are 300."),
+    ],
+)
+def test_a_plan_that_cannot_be_meant_is_refused(reader: Client, plan: str, words: str) -> None:
+    assert reader.get(PAGE, setups(a_plan=plan)).context["forms"][0].errors["plan"] == [words]
+    assert reader.get("/planner/", {"plan": plan}).context["form"].errors["plan"] == [words]
+
+
+def test_what_is_missing_is_said_in_words(reader: Client) -> None:
+    assert "there is one." in reader.get(PAGE, setups(a_plan="TP 8", a_devices="1")).content.decode()
+    assert "got nothing." in reader.get(PAGE, {"n": ""}).content.decode()
+
+
 def test_one_plan_for_two_clusters_has_its_price(reader: Client) -> None:
     case = next(scenario for scenario in SCENARIOS if scenario.key == "two")
     common = reader.get(f"{PAGE}common?{case.query()}").context["common"]

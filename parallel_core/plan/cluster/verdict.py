@@ -125,8 +125,9 @@ def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
     stages = few([p for p in range(1, model.layers + 1) if memory.even(model.layers, p * plan.chunks)], plan.pp)
     cut = f"{plan.pp} stages" + (f" of {plan.chunks} chunks" if plan.chunks > 1 else "")
     batch = count_text(job.batch)
+    there = "is one" if cluster.devices == 1 else f"are {count_text(cluster.devices)}"
     return {
-        Reason.DEVICES: f"It takes {count_text(plan.devices)} devices; there are {count_text(cluster.devices)}.",
+        Reason.DEVICES: f"It takes {count_text(plan.devices)} devices; there {there}.",
         Reason.HEADS: f"TP {plan.tp} does not divide the {model.heads} heads{kv}; try {widths}.",
         Reason.FFN: f"TP {plan.tp} does not divide the inner width {count_text(model.ffn)}; try {widths}.",
         Reason.SEQUENCE: f"TP {plan.tp} does not divide a sequence of {count_text(model.seq)}, which SP splits; "
