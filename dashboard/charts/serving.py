@@ -22,7 +22,10 @@ def chart(made: Served) -> Chart:
         f"{seconds_text(float(made.token[quick]))} a token at the quickest, "
         f"{count_text(round(float(made.throughput[busy])))} tokens a second at the most."
     )
-    subtitle = "Time of one token against tokens a second of all devices; dotted line: none is better in both"
+    subtitle = (
+        "Time of one token against tokens a second of all devices, over the whole answer with its prefill; "
+        "dotted line: none is better in both"
+    )
     figure = fronts.figure(points, "ms a token (left is quicker)", "tokens a second (up is more)", ("ms", "tokens/s"))
     rows = [
         [point.label, seconds_text(point.x / 1e3), count_text(round(point.y))]

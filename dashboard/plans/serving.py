@@ -84,7 +84,8 @@ def sentences(form: ServingForm, best: int | None) -> list[str]:
         quick = seconds_text(float(made.token[made.front()[0]]))
         return [f"No way is that quick: the quickest token takes {quick}.", kept]
     rate = count_text(round(float(made.throughput[best])))
-    first = f"{rate} tokens a second at {seconds_text(float(made.token[best]))} a token: {made.label(best)}."
+    token = seconds_text(float(made.token[best]))
+    first = f"{rate} tokens a second, prefill included, at {token} a token: {made.label(best)}."
     share = float(made.cache[best] / made.cluster.capacity)
     return [first, f"{kept} The cache fills {percent_text(share)} of a device."]
 
