@@ -22,11 +22,13 @@ def significant(value: float, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def bytes_text(count: float) -> str:
-    """Bytes in the largest binary unit of which there is at least one: `9.2 GiB`, `31 MiB`."""
+def bytes_text(count: float, digits: int = 2) -> str:
+    """Bytes in the largest binary unit of which there is at least one: `9.2 GiB`, `31 MiB`; more `digits` where a small
+    difference is to be seen: `11.69 MiB`."""
     power = min(int(math.log2(abs(count)) // 10), len(_BINARY) - 1) if abs(count) >= 1 else 0
     value = count / 1024**power
-    return f"{value:.0f} {_BINARY[power]}" if abs(value) >= 10 else f"{significant(value, 2)} {_BINARY[power]}"
+    whole = abs(value) >= 10 ** (digits - 1)
+    return f"{value:.0f} {_BINARY[power]}" if whole else f"{significant(value, digits)} {_BINARY[power]}"
 
 
 def seconds_text(seconds: float) -> str:

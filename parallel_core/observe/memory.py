@@ -43,7 +43,7 @@ class MemoryCapExceeded(MemoryError):
         total = sum(live.values())
         most = max(live, key=lambda name: live[name])
         super().__init__(
-            f"{bytes_text(total)} live, {bytes_text(total - cap)} above the cap of {bytes_text(cap)}; "
+            f"{bytes_text(total, 4)} live, {bytes_text(total - cap)} above the cap of {bytes_text(cap, 4)}; "
             f"{100 * live[most] // max(total, 1)} % of it {CATEGORY_NAMES[most]}"
         )
 

@@ -206,3 +206,10 @@ def test_what_a_rank_makes_on_its_host_takes_no_memory_of_its_gpu(tmp_path: Path
     spec = RunSpec.model_validate({"model": {"layers": 1, "hidden": 16, "heads": 2, "seq": 8, "vocab": 16}})
     _, followed = Trainer(spec, 0, Groups(), OnGpu(), Progress(tmp_path, 0)).metered_step(0)
     assert followed.peak["activations"] == followed.peak["buffers"] == 0 < followed.peak["params"]
+
+
+def test_the_sizes_in_the_message_of_a_cap_add_up() -> None:
+    live = {"activations": 8_000_000, "params": 4_261_120}
+    said = str(MemoryCapExceeded(live, 12_000_000))
+    assert said == "11.69 MiB live, 255 KiB above the cap of 11.44 MiB; 65 % of it activations"
+    assert str(MemoryCapExceeded(live, 3 << 20)).startswith("11.69 MiB live, 8.7 MiB above the cap of 3 MiB; ")
