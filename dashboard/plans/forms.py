@@ -66,8 +66,7 @@ class SetupForm(Form):
 
     def __init__(self, given: dict[str, Any], prefix: str | None = None) -> None:
         known = {self._name(prefix, name): value for name, value in self.DEFAULTS.items()}
-        asked = {name: value for name, value in given.items() if value != ""}
-        super().__init__({**known, **asked}, prefix=prefix, auto_id="f-%s", use_required_attribute=False)
+        super().__init__({**known, **given}, prefix=prefix, auto_id="f-%s", use_required_attribute=False)
         self.fields["model"].choices = [(key, one.name) for key, one in presets().items()]  # type: ignore[attr-defined]
         self.fields["cluster"].choices = [(key, one.name) for key, one in clusters().items()]  # type: ignore[attr-defined]
         self._describe()

@@ -25,7 +25,9 @@ FIRST: dict[str, dict[str, Any]] = {
 class JudgeForm(SetupForm):
     """One set-up; a valid form has `asked`, its plan."""
 
-    plan = forms.CharField(label="Plan")  # `read` says how long it may be
+    plan = forms.CharField(  # `read` says how long it may be
+        label="Plan", error_messages={"required": "Plan must name a split, such as TP 8 x DP 4; got nothing."}
+    )
 
     DEFAULTS = {**SetupForm.DEFAULTS, "batch": 1024, "plan": "TP 8 x PP 8 x DP 16, SP"}
     asked: Plan

@@ -101,6 +101,10 @@ def test_a_plan_that_cannot_be_meant_is_refused(reader: Client, plan: str, words
 
 
 def test_what_is_missing_is_said_in_words(reader: Client) -> None:
+    a, b = reader.get(PAGE, setups(a_plan="", b_batch="")).context["forms"]
+    assert a.errors["plan"] == ["Plan must name a split, such as TP 8 x DP 4; got nothing."]
+    assert b.errors["batch"][0].endswith("; got nothing."), "an emptied field is not another number in silence"
+    assert set(reader.get("/planner/", {"batch": "", "devices": ""}).context["form"].errors) == {"batch"}
     assert "there is one." in reader.get(PAGE, setups(a_plan="TP 8", a_devices="1")).content.decode()
     assert "got nothing." in reader.get(PAGE, {"n": ""}).content.decode()
 
