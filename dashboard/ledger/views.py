@@ -89,7 +89,7 @@ def alpa(request: HttpRequest) -> HttpResponse:
     opened."""
     form = CutForm(request.GET.dict())
     if not form.is_valid():
-        return HttpResponse(said(form), "text/plain", 422)
+        return HttpResponse(said(form), "text/plain; charset=utf-8", 422)
     context: dict[str, Any] = {"tabs": TABS, "tab": "partition"}
     context["back"] = f"{reverse('ledger:partition')}?{request.GET.urlencode()}"
     try:

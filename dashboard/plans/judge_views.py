@@ -45,7 +45,7 @@ def common(request: HttpRequest) -> HttpResponse:
     given = request.GET.dict()
     forms, wrong = read_forms(given), wrong_count(given)
     if not all(form.is_valid() for form in forms) or wrong:
-        return HttpResponse(" ".join([wrong, *map(said, forms)]).strip(), "text/plain", 422)
+        return HttpResponse(" ".join([wrong, *map(said, forms)]).strip(), "text/plain; charset=utf-8", 422)
     return render(request, "plans/parts/common.html", {"common": judge_page.common(judge_page.cases(forms))})
 
 

@@ -34,7 +34,7 @@ def layout(request: HttpRequest) -> HttpResponse:
     if not form.is_valid():
         if not _is_part(request):
             return redirect(f"{reverse('plans:page')}?{request.GET.urlencode()}")
-        return HttpResponse(said(form), "text/plain", 422)
+        return HttpResponse(said(form), "text/plain; charset=utf-8", 422)
     judged = planner_page.looked_at(form)
     if judged is None:
         return _undrawn(request, form, "Nothing fits, so there is nothing to draw.", 404)

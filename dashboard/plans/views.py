@@ -121,7 +121,7 @@ def questions(request: HttpRequest) -> HttpResponse:
     """The questions with their answers: a part of the page that is loaded when it is opened."""
     form = PlannerForm(request.GET.dict())
     if not form.is_valid():
-        return HttpResponse(said(form), "text/plain", 422)
+        return HttpResponse(said(form), "text/plain; charset=utf-8", 422)
     job, cluster = form.setup
     found = searched(job, cluster, form.space)
     answers = [ask(name, job, cluster, found) for name in QUESTIONS]

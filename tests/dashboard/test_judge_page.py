@@ -100,6 +100,12 @@ def test_a_plan_that_cannot_be_meant_is_refused(reader: Client, plan: str, words
     assert reader.get("/planner/", {"plan": plan}).context["form"].errors["plan"] == [words]
 
 
+@pytest.mark.parametrize("part", [f"{PAGE}common", "/planner/layout"])
+def test_a_refusal_in_plain_text_names_its_encoding(reader: Client, part: str) -> None:
+    answer = reader.get(part, {**setups(a_plan="??"), "batch": "many"})
+    assert (answer.status_code, answer["Content-Type"]) == (422, "text/plain; charset=utf-8"), "it quotes with “ and ”"
+
+
 def test_what_is_missing_is_said_in_words(reader: Client) -> None:
     a, b = reader.get(PAGE, setups(a_plan="", b_batch="")).context["forms"]
     assert a.errors["plan"] == ["Plan must name a split, such as TP 8 x DP 4; got nothing."]
