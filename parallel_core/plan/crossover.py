@@ -142,7 +142,7 @@ def limits(case: CrossoverCase) -> list[Limit]:
 def _most_with(devices: int) -> str:
     """Why tensor parallelism is fastest with so many devices."""
     if devices == _MOST_DEVICES:
-        return f"with {devices} devices, the most that are tried: more would still be faster"
+        return f"with {devices} devices, the most that are tried"
     count = plural_text(devices, "device")
     tried = "" if devices == 1 else ", of the powers of 2"
     return f"most with {count}{tried}: beyond, 4 L m all-reduces take longer than is saved"
