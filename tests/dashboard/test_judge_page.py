@@ -102,7 +102,7 @@ def test_a_plan_that_cannot_be_meant_is_refused(reader: Client, plan: str, words
 
 @pytest.mark.parametrize("part", [f"{PAGE}common", "/planner/layout"])
 def test_a_refusal_in_plain_text_names_its_encoding(reader: Client, part: str) -> None:
-    answer = reader.get(part, {**setups(a_plan="??"), "batch": "many"})
+    answer = reader.get(part, {**setups(a_plan="??"), "batch": "many"}, headers={"HX-Request": "true"})
     assert (answer.status_code, answer["Content-Type"]) == (422, "text/plain; charset=utf-8"), "it quotes with “ and ”"
 
 
