@@ -65,7 +65,8 @@ def sentence(folder: Path, ranks: Sequence[int], limit_s: float) -> str:
 
 def marked(folder: Path, ranks: Sequence[int], spec: RunSpec) -> str:
     """Returns where the stacks are, then a line for each rank that is within a step: its program around its operation,
-    which is in `>...<`. Without these lines where the programs are too long to make them at once (MOST_PASSES).
+    which is in `>...<`; between operations, what it does. Without these lines where the programs are too long to make
+    them at once (MOST_PASSES).
 
     The ranks of a tensor-parallel group execute one program: those in one step share a line, with the marks of all.
     """
@@ -73,6 +74,7 @@ def marked(folder: Path, ranks: Sequence[int], spec: RunSpec) -> str:
         return f"{STACKS}\n{spec.parallel.schedule}: the programs are too long to show the operations around each rank."
     layout, programs = Layout.of(spec), _Programs(spec)
     lines: dict[tuple[int, int, int], _Line] = {}
+    between: list[tuple[list[int], str]] = []
     for rank in ranks:
         where, q = progress.read(folder, rank), layout.pipeline_rank(rank)
         if where is None or where.step < 0:
@@ -81,7 +83,9 @@ def marked(folder: Path, ranks: Sequence[int], spec: RunSpec) -> str:
             if at := {i for i, op in enumerate(made[q]) if str(op) == where.op}:
                 lines.setdefault((q, where.step, which), _Line(made[q], where.step)).add(rank, at)
                 break
-    shown = [str(line) for line in sorted(lines.values(), key=lambda line: line.ranks)]
+        else:
+            between.append(([rank], f"rank {rank}, step {where.step} | between operations: {spoken(where.op)}"))
+    shown = [text for _, text in sorted([*((line.ranks, str(line)) for line in lines.values()), *between])]
     return "\n".join([STACKS, *([programs.title] if shown else []), *shown])
 
 

@@ -77,12 +77,40 @@ class Compose(Web):
         return self.docker("compose", *own, *words)
 
     def docker(self, *words: str) -> str:
-        env = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
         done = subprocess.run(
-            ["docker", *words], env=env, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False
+            ["docker", *words],
+            env=self._passed_on(),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_LIMIT_S,
+            check=False,
         )
         assert done.returncode == 0, f"docker {' '.join(words)}\n{done.stdout}{done.stderr}"[-8000:]
         return done.stdout
+
+    def by_the_guide(self, heading: str) -> None:
+        """Runs the commands below that heading of docs/deploy.md as they stand, with this project in place of the
+        deployment that they speak of. Files that they write are in this project's folder."""
+        section = (ROOT / "docs" / "deploy.md").read_text().split(f"### {heading}\n", 1)[1].split("\n### ", 1)[0]
+        block = re.search(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+        assert block, f"no commands below {heading}"
+        files = os.pathsep.join([str(ROOT / "docker-compose.yml"), str(self.folder / "image.yml")])
+        own = {"COMPOSE_PROJECT_NAME": self.project, "COMPOSE_FILE": files}
+        script = "set -eu\n" + block[1].replace(" trainyard_", f" {self.project}_")
+        done = subprocess.run(
+            ["sh", "-c", script],
+            cwd=self.folder,
+            env=self._passed_on() | own | {"COMPOSE_ENV_FILES": str(self.folder / "env")},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{heading}\n{done.stdout}{done.stderr}"[-8000:]
+
+    @staticmethod
+    def _passed_on() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
 
     def up(self) -> Compose:
         """Builds the image if it is missing, starts the services, and returns once the worker is online."""

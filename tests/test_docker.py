@@ -104,6 +104,21 @@ def test_a_worker_that_was_off_the_network_goes_on_and_takes_runs_again(yard: Co
     assert yard.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
 
 
+def test_a_backup_is_restored_by_the_commands_of_the_guide(yard: Compose, client: httpx.Client) -> None:
+    kept = yard.submit(client, tiny(12))
+    assert yard.wait_state(client, kept, "succeeded", "failed", "lost")["state"] == "succeeded"
+    before = client.get(f"/api/v1/runs/{kept}/series", params={"name": "loss"}).json()["data"]
+    yard.by_the_guide("Backup")
+    later = yard.submit(client, tiny(12))
+    yard.by_the_guide("Restore")
+    yard.up()
+    with yard.client() as again:
+        assert again.get(f"/api/v1/runs/{later}").status_code == 404
+        assert again.get(f"/api/v1/runs/{kept}/series", params={"name": "loss"}).json()["data"] == before
+        next_one = yard.submit(again, tiny(12))
+        assert yard.wait_state(again, next_one, "succeeded", "failed", "lost")["state"] == "succeeded"
+
+
 @pytest.mark.parametrize("service", ["postgres", "redis"])
 def test_the_database_or_the_broker_is_killed_under_a_run(service: str, yard: Compose, client: httpx.Client) -> None:
     run = yard.submit(client, saving(200))

@@ -93,6 +93,13 @@ def test_ranks_that_still_connect_have_no_lines(tmp_path: Path) -> None:
     ]
 
 
+def test_a_rank_between_operations_has_a_line_that_says_what_it_does(tmp_path: Path) -> None:
+    made = spec(pp=2, schedule="gpipe", micro_batches=4)
+    _, _, *shown = lines(tmp_path, made, (3, "reading data"), (3, "1F0"))
+    assert shown[0] == "rank 0, step 3 | between operations: reading data"
+    assert ">1F0<" in shown[1]
+
+
 def test_ranks_of_a_tensor_group_share_a_line(tmp_path: Path) -> None:
     made = spec(pp=2, tp=2, schedule="gpipe", micro_batches=64)
     _, _, *shown = lines(tmp_path, made, (1, "0F3"), (1, "0F40"), (2, "1F0"), (1, "1BW63"))
