@@ -8,6 +8,7 @@ of the report itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,7 +85,25 @@ def verdict(report: Report, nodes: Nodes) -> Report:
         return report
     ordered = sorted(ends, key=_weight)
     none_left = all(end.get("none_left", False) for end in ends) and not silent(report, nodes)
-    return {**report, **ordered[0], "none_left": none_left, **{name: report.get(name, {}) for name in MERGED}}
+    best = _standstill(ordered) if ordered[0].get("cause") == "no_progress" else ordered[0]
+    return {**report, **best, "none_left": none_left, **{name: report.get(name, {}) for name in MERGED}}
+
+
+def _standstill(ends: Sequence[Mapping[str, Any]]) -> Report:
+    """The first of the ends, with where the ranks of all hosts stood: which of them waits for which is seen only
+    beside each other. Each detail is `No rank moved for 60 s: ` and its host's ranks."""
+    still = [end for end in ends if end.get("cause") == "no_progress"]
+    begin = str(still[0].get("detail", "")).partition(": ")[0]
+    places = [str(end.get("detail", "")).partition(": ")[2].rstrip(".") for end in still]
+    lines = dict.fromkeys(line for end in still for line in str(end.get("traceback", "")).splitlines())
+    detail = f"{begin}: {'; '.join(place for place in sorted(places, key=_rank_in) if place)}."
+    return {**still[0], "detail": detail, "traceback": "\n".join(sorted(lines, key=_rank_in))}
+
+
+def _rank_in(text: str) -> int:
+    """Sort key: the first number after `rank` or `ranks` at the beginning of the text; -1 where it begins otherwise."""
+    found = re.match(r"ranks? (\d+)", text)
+    return int(found[1]) if found else -1
 
 
 def _weight(end: Mapping[str, Any]) -> int:

@@ -54,6 +54,29 @@ def test_one_host_alone_keeps_the_report_it_always_had() -> None:
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_where_no_rank_moves_the_places_on_all_hosts_stand_beside_each_other(order: tuple[str, str]) -> None:
+    """A link between two hosts that drops packets: each host has the place of its own ranks alone."""
+    report: dict[str, Any] = {}
+    for worker in order:
+        rank = "ab".index(worker)
+        detail = f"No rank moved for 60 s: rank {rank} at step 7 in optimizer of stage 0."
+        lines = f"Stacks.\n1f1b: operations\nrank {rank}, step 7 | >0OPT_STEP<"
+        body = told(worker, outcome="failed", cause="no_progress", detail=detail, traceback=lines)
+        report = multi_host.ended(report, NODES, worker, body)
+    verdict = multi_host.verdict(report, NODES)
+    assert verdict["cause"] == "no_progress"
+    assert verdict["detail"] == (
+        "No rank moved for 60 s: rank 0 at step 7 in optimizer of stage 0; rank 1 at step 7 in optimizer of stage 0."
+    )
+    assert verdict["traceback"].splitlines() == [
+        "Stacks.",
+        "1f1b: operations",
+        "rank 0, step 7 | >0OPT_STEP<",
+        "rank 1, step 7 | >0OPT_STEP<",
+    ]
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
 def test_who_only_lost_the_others_never_is_the_cause(order: tuple[str, str]) -> None:
     bodies = {"a": told("a", **LOST_PEER, sizes={"events:0": 3}), "b": told("b", **KILLED, sizes={"events:1": 4})}
     report: dict[str, Any] = {}
