@@ -111,16 +111,19 @@ TEMPLATES = [
 
 # Debian's SQLite overwrites all that is deleted with zeros otherwise: as many bytes are written once more.
 SQLITE_INIT = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=20000; PRAGMA secure_delete=OFF;"
-SILENT_SERVER = {
+SILENT_SERVER: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # milliseconds, unlike the others
+    "options": "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3 "
+    "-c tcp_user_timeout=20000",
 }
 """PostgreSQL's client (libpq, section 32.1.2) gives up a server that is not there any more. By itself it waits for a
-connection for ever, and a quarter of an hour on one over which packets are lost. Options in DATABASE_URL count before
-these."""
+connection for ever, and a quarter of an hour on one over which packets are lost. `options` are the server's own
+(section 19.3.2): by itself it keeps the session of a client whose host died for two hours, and with it the lock by
+which one controller works. Options in DATABASE_URL count before these."""
 # The file is named without a URL, in which some characters of a path would mean something else.
 DATABASES: dict[str, Any] = {
     "default": dj_database_url.parse(url, conn_max_age=0)

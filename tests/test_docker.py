@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from dashboard.settings import SILENT_SERVER
 from tests.docker_engine import IMAGE, Compose, engine
 from tests.yard_process import paced, tiny, wait_for
 
@@ -102,6 +104,14 @@ def test_a_worker_that_was_off_the_network_goes_on_and_takes_runs_again(yard: Co
     assert yard.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
     run = yard.submit(client, tiny(12))
     assert yard.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
+
+
+def test_a_controller_that_was_off_the_network_works_again_soon(yard: Compose, client: httpx.Client) -> None:
+    """The database must not keep the lock for the session of the address that the controller had before."""
+    with yard.off_the_network("controller"):
+        time.sleep(2 * SILENT_SERVER["tcp_user_timeout"] / 1000)  # both sides have given up the connection
+    run = yard.submit(client, tiny(12))
+    assert yard.wait_state(client, run, "succeeded", "failed", "lost", limit=180)["state"] == "succeeded"
 
 
 def test_a_backup_is_restored_by_the_commands_of_the_guide(yard: Compose, client: httpx.Client) -> None:

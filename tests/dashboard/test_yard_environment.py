@@ -222,7 +222,7 @@ def postgres_of(port: int, **options: str) -> dict[str, str]:
 def test_a_url_of_the_database_counts_before_our_own_options() -> None:
     found = loaded(postgres_of(9, connect_timeout="60", sslmode="require"))["OPTIONS"]
     assert (str(found["connect_timeout"]), found["sslmode"]) == ("60", "require")
-    assert found["keepalives_idle"] and found["tcp_user_timeout"]
+    assert found["keepalives_idle"] and found["tcp_user_timeout"] and "-c tcp_keepalives_idle=" in found["options"]
 
 
 @pytest.mark.full
