@@ -28,6 +28,7 @@ def prepare(password: str, worker_token: str = "") -> None:
     from django.core.management import call_command
     from django.db import connection
 
+    refuse_other_encodings()
     refuse_newer_schema()
     finish_deletions_before_remakes()
     call_command("migrate", verbosity=0, interactive=False)
@@ -36,6 +37,23 @@ def prepare(password: str, worker_token: str = "") -> None:
     make_admin(password)
     if worker_token:
         keep_worker_token(worker_token)
+
+
+def refuse_other_encodings() -> None:
+    """Raises SystemExit if a PostgreSQL database cannot hold every character: records with others would be set aside,
+    and only then would anybody notice."""
+    from django.db import connection
+
+    if connection.vendor != "postgresql":
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_database(), current_setting('server_encoding')")
+        name, encoding = cursor.fetchone()
+    if encoding != "UTF8":
+        raise SystemExit(
+            f"Not started: the database {name} has the encoding {encoding} and cannot hold every character. Make one "
+            f"with UTF8: CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE template0."
+        )
 
 
 def refuse_newer_schema() -> None:

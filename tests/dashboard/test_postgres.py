@@ -78,3 +78,14 @@ def test_the_writing_suites_pass_on_postgres(postgres_url: str) -> None:
 def test_all_other_suites_pass_on_postgres(postgres_url: str) -> None:
     done = run_suites(others(), postgres_url, 3600)
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_a_database_that_cannot_hold_every_character_is_refused(postgres_url: str) -> None:
+    """As one is that was made where no locale was set."""
+    with psycopg.connect(postgres_url.replace("postgres://", "postgresql://"), autocommit=True) as server:
+        server.execute("CREATE DATABASE plain ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
+    env = {**os.environ, "DATABASE_URL": postgres_url.removesuffix("postgres") + "plain", "DEBUG": "1"}
+    asked = [sys.executable, "-c", "from dashboard.yard.prepare import *; django.setup(); refuse_other_encodings()"]
+    done = subprocess.run(asked, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the database plain has the encoding SQL_ASCII" in done.stderr
