@@ -69,7 +69,8 @@ class SignedInMiddleware(LoginRequiredMiddleware):
         self, request: HttpRequest, view_func: Callable[..., HttpResponseBase]
     ) -> HttpResponseBase:
         if "HX-Request" in request.headers:
-            return HttpResponse("You are signed out. Sign in again.", status=401, content_type="text/plain")
+            said = "You are signed out. Sign in again."
+            return HttpResponse(said, status=401, content_type="text/plain; charset=utf-8")
         return super().handle_no_permission(request, view_func)
 
 

@@ -35,11 +35,11 @@ async def stream(request: HttpRequest) -> HttpResponseBase:
     topics."""
     key = await sync_to_async(_authorised_session)(request)
     if key is None:
-        return HttpResponse("Sign in first.", status=401, content_type="text/plain")
+        return HttpResponse("Sign in first.", status=401, content_type="text/plain; charset=utf-8")
     try:
         topics = parse_topics(request.GET.get("topics", ""))
     except ValueError as error:
-        return HttpResponse(str(error), status=400, content_type="text/plain")
+        return HttpResponse(str(error), status=400, content_type="text/plain; charset=utf-8")
     last_id = request.headers.get("Last-Event-ID") or request.GET.get("last", "")
     response = StreamingHttpResponse(_events(hub(), topics, last_id, key), content_type="text/event-stream")
     response.headers["Cache-Control"] = "no-cache, no-transform"

@@ -297,4 +297,5 @@ def test_a_wrong_method_is_said_in_words(member: Client, address: str, method: s
 def test_a_part_of_a_page_is_refused_to_strangers_and_not_answered_with_the_sign_in(client: Client) -> None:
     part = client.post("/runs/new/check", headers={"HX-Request": "true"})
     assert part.status_code == 401 and b"<" not in part.content
+    assert part["Content-Type"] == "text/plain; charset=utf-8"
     assert client.post("/runs/new/check").status_code == 302

@@ -15,6 +15,8 @@ from dashboard.yard.home import Home
 from tests.dashboard.site import DEADLINE_S, Site, next_message
 from workers.contract import LIVE
 
+PLAIN = "text/plain; charset=utf-8"
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, broker_url: str) -> Iterator[Site]:
@@ -26,9 +28,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, broker_url: str) -> Iterator[
 def test_nobody_listens_without_signing_in(site: Site) -> None:
     async def main() -> None:
         async with site.open("runs", signed_in=False) as response:
-            assert response.status_code == 401
+            assert response.status_code == 401 and response.headers["content-type"] == PLAIN
         async with site.open("secrets") as response:
-            assert response.status_code == 400
+            assert response.status_code == 400 and response.headers["content-type"] == PLAIN
 
     asyncio.run(main())
 
