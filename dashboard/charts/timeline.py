@@ -62,8 +62,6 @@ def lit_of(given: Mapping[str, str]) -> Lit | None:
     return Lit(int(rank), *found) if found else None
 
 
-ALIKE = 0.98
-"""As a part of the axis: if a rank's mean step takes at least this much of it, the two need not be distinguished."""
 FRAME = 0.98
 """Height of the frame around a span, in rows."""
 
@@ -143,12 +141,14 @@ class Step:
 
     @property
     def pace(self) -> str:
-        """Says how long a rank's step took; that is less than the axis where ranks begin or end at different times."""
+        """Says how long a rank's step took; that is less than the axis, and than What if's step, where ranks begin or
+        end at different times: then it is called a mean."""
         return self._took("a step")
 
     def _took(self, which: str) -> str:
         one, whole = mean(self.breakdown.values()).total, length(self.spans)
-        return f"{ns_text(one)} {which}" + (", on average over the ranks" if one < ALIKE * whole else "")
+        said = ns_text(one)
+        return f"{said} {which}" + (", on average over the ranks" if said != ns_text(whole) else "")
 
     def finding(self, untraced: Callable[[float], str] | None = None, number: int | None = None) -> str:
         """The pace, the share of computing and the largest other part, as a sentence.

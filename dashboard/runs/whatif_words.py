@@ -25,7 +25,8 @@ def gain_text(gain: float) -> str:
 def effect(changes: Sequence[str], measured: float, took: float) -> str:
     """What the `changes`, in words, do to a step, in a sentence."""
     if not changes:
-        return f"{ns_text(measured)} is the step as it was measured. Change something, or take a line of the table."
+        whole = "the step as it was measured, from its first instant on any rank to its last"
+        return f"{ns_text(measured)} is {whole}. Change something, or take a line of the table."
     gain = speedup(measured, took)
     if abs(gain - 1) < LEAST_GAIN:
         return f"{ns_text(took)} a step, as measured: {', '.join(changes)} would change nothing."

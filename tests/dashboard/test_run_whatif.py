@@ -23,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 
 def test_what_if_without_a_change_says_what_was_measured_not_what_was_replayed(alice: Any) -> None:
     made = Replay(RunSpec.model_validate(factory.spec_of(PIPELINE)), {}, 395e6)
-    assert whatif_words.sentence(Change(), made, 398e6).startswith("398 ms is the step as it was measured.")
+    assert whatif_words.sentence(Change(), made, 398e6).startswith(
+        "398 ms is the step as it was measured, from its first instant on any rank to its last. Change"
+    )
 
 
 def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> None:

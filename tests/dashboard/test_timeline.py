@@ -260,8 +260,16 @@ def test_bins_divide_a_step_as_the_table_of_its_bars_does() -> None:
     assert alone[1 + heatmap.PHASES.index("optimizer")] == "10 %", "the norm of a single device waits for nobody"
 
 
-@pytest.mark.parametrize(("later", "words"), [(0, "9 ms a step"), (3, "9 ms a step, on average over the ranks")])
-def test_a_step_of_ranks_that_begin_apart_is_said_to_be_a_mean(later: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        (0, "9 ms a step"),
+        (3, "9 ms a step, on average over the ranks"),
+        (0.004, "9 ms a step"),
+        (0.06, "9 ms a step, on average over the ranks"),  # of the same step What if says 9.06 ms
+    ],
+)
+def test_a_step_of_ranks_that_begin_apart_is_said_to_be_a_mean(later: float, words: str) -> None:
     begin, ms = (0, later), 1_000_000
     spans = {
         rank: np.array([(kind, 0, 0, -1, 0, 0, at * ms, (at + 9) * ms, 0) for kind in (Kind.STEP, Kind.BW)], SPAN)
