@@ -76,7 +76,7 @@ def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> An
     if `step` was not traced; it names those that were."""
     run = run_of(run_id)
     choice = selectors.step_choice(run, step)
-    require_traced(choice)
+    require_traced(choice, whatif_replay.never_text(run))
     shown = selectors.newest_traced_step(run) if step is None else step
     found, recorded = ({}, 0) if shown is None else selectors.spans_and_total(run, shown)
     return {
@@ -90,7 +90,7 @@ def chrome(request: HttpRequest, run_id: RunId, step: s.Step | None = None, gzip
     """A traced step (the newest by default) as a Chrome trace, which Perfetto opens and `POST /traces` of any yard
     accepts. 404 if the run has no such traced step; it names those that it has."""
     run = run_of(run_id)
-    require_traced(selectors.step_choice(run, step))
+    require_traced(selectors.step_choice(run, step), whatif_replay.never_text(run))
     found = traces.trace(run, step)
     if found is None:
         raise HttpError(404, whatif_replay.absent_text(run, step))
@@ -102,7 +102,7 @@ def whatif(request: HttpRequest, run_id: RunId, change: w.Change) -> Any:
     """A traced step (the newest by default) replayed with a change, and the gain of each single change. 404 if `step`
     was not traced, 422 with a message by field if the step cannot be changed in this way."""
     asked, run = change.asked(), run_of(run_id)
-    require_traced(selectors.step_choice(run, change.step))
+    require_traced(selectors.step_choice(run, change.step), whatif_replay.never_text(run))
     try:
         trace = whatif_replay.replayable(run, change.step)
     except whatif_replay.CannotReplay as why:

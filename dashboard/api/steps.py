@@ -5,19 +5,16 @@ from __future__ import annotations
 from ninja.errors import HttpError
 
 from dashboard.runs.traced import StepChoice
-from dashboard.runs.whatif_replay import NONE_TRACED
 
 
-def require_traced(choice: StepChoice) -> None:
+def require_traced(choice: StepChoice, none: str) -> None:
     """Raises HttpError 404, which names the nearest and the newest traced step, if the step that was asked for is none
-    of them. A choice that nobody asked a step of passes."""
+    of them; with `none` as its words where there are none. A choice that nobody asked a step of passes."""
     if choice.asked is not None:
-        raise HttpError(404, _missing(choice.asked, choice))
+        raise HttpError(404, _missing(choice.asked, choice) if choice.steps else none)
 
 
 def _missing(asked: int, choice: StepChoice) -> str:
-    if not choice.steps:
-        return NONE_TRACED
     beside = [step for step in (choice.before, choice.behind) if step is not None]
     nearest, newest = min(beside, key=lambda step: abs(step - asked)), choice.steps[-1]
     more = "" if nearest == newest else f", the newest is step {newest}"

@@ -172,7 +172,7 @@ def _step(pk: int, step: int | None) -> tuple[Trace, int]:
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     steps = trace.steps
     shown = steps[len(steps) // 2] if step is None else step
-    require_traced(StepChoice.among(steps, shown))
+    require_traced(StepChoice.among(steps, shown), "This trace has no step.")
     return trace, shown
 
 

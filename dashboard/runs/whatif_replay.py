@@ -61,10 +61,14 @@ class CannotReplay(Exception):
     """Why no step can be replayed, in a sentence."""
 
 
+def never_text(run: Run) -> str:
+    """Why no step of a run is traced."""
+    return ENDED_BEFORE if run.state in ENDED else NONE_TRACED
+
+
 def absent_text(run: Run, step: int | None) -> str:
     """Why there is no trace of a step (None: the newest)."""
-    never = ENDED_BEFORE if run.state in ENDED else NONE_TRACED
-    nothing = never if step is None else f"No span of step {step} was recorded."
+    nothing = never_text(run) if step is None else f"No span of step {step} was recorded."
     return selectors.dropped_text(run, step) or nothing
 
 

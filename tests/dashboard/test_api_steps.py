@@ -10,11 +10,12 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from dashboard.api import measured
 from dashboard.api.models import Scope
 from dashboard.runs import selectors
-from dashboard.runs.models import Run, SpanChunk
+from dashboard.runs.models import Run, SpanChunk, State
 from dashboard.traces import services as trace_services
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import points_frame
@@ -163,6 +164,11 @@ def test_of_a_run_without_traces_no_step_is_there_and_none_is_null(asked: Any, a
     assert asked(f"/runs/{run.pk}/spans")[1]["data"]["step"] is None
     assert asked(f"/runs/{run.pk}/whatif")[1]["data"]["why_not"] == "No traced step has arrived yet."
     assert asked(f"/runs/{run.pk}/chrome")[0] == 404
+    Run.objects.filter(pk=run.pk).update(state=State.FAILED, ended_at=timezone.now())
+    for part in ("spans", "chrome", "whatif"):
+        status, answer = asked(f"/runs/{run.pk}/{part}?step=3")
+        said = "This run ended before a traced step was complete."
+        assert (status, answer["error"]["message"]) == (404, said), part
 
 
 def test_an_imported_trace_names_its_steps_too(asked: Any, alice: Any, settings: Any, tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_what_is_not_there_is_said(client: Client, alice: Any) -> None:
     for name in ("whatif", "accounts", "timeline"):
         said = tab(client, run, f"tab={name}")
         assert "This run ended before a traced step was complete." in said and "has arrived yet" not in said, name
+        assert "No traced step yet" not in said, name
 
 
 def test_the_step_as_files(client: Client, alice: Any) -> None:
