@@ -96,7 +96,7 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
             f"{plural_text(prompt, what)}{_share(first)}",
         ),
         ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
-        ("Speed", rate_text(speed[1]) if speed else "–", f"{run.task['samples']} at a time{over}"),
+        ("Speed", rate_text(speed[1]) if speed else "–", f"after the prefill, {run.task['samples']} at a time{over}"),
         (
             "Keys and values",
             bytes_text(max(caches)) if caches else "–",

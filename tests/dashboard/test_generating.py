@@ -107,7 +107,12 @@ def test_replicas_share_the_texts_out(client: Client, source: Run) -> None:
     tell(attempt, 0, b"zero(x)", rank=0)
     page = plain(client.get(f"/runs/{run.pk}/").content.decode())
     assert page.index('<span class="prompt">def </span>zero(x)</pre>') < page.index("</span>one</pre>")
-    assert "3 of 8 tokens in each of 2 texts" in page and "1 k tokens/s" in page and "over 2 replicas" in page
+    assert (
+        "3 of 8 tokens in each of 2 texts" in page
+        and "1 k tokens/s" in page
+        and "after the prefill, 2 at a time" in page
+        and "over 2 replicas" in page
+    )
     again = client.get(f"/runs/{source.pk}/generate?like={run.pk}").content.decode()
     assert re.search(r'name="dp" value="2"', again)
 

@@ -47,7 +47,7 @@ def test_no_split_of_a_text_is_known_before_one_has_run(client: Client, study: S
 def test_the_answer_is_the_first_sentence(client: Client, study: Study) -> None:
     finish_all(study)
     assert verdict(client, study) == [
-        "TP 2 is fastest: 2 k tokens/s, 2.00x (2.00x to 2.00x) the single device; "
+        "TP 2 is fastest: 2 k tokens/s after the prefill, 2.00x (2.00x to 2.00x) the single device; "
         "each rank computes 1/2 of a layer, and communication takes 25 % of a token.",
         "All 4 splits generate the same text.",
         "PP 2 needs least memory, 5 MiB on its worst rank.",
@@ -99,14 +99,15 @@ def test_a_text_that_differs_is_named_and_not_explained_away(client: Client, stu
 def test_a_single_device_that_nothing_beats_is_said_to_be_fastest(client: Client, study: Study) -> None:
     finish(run_of(study, "Single"), 1e-3, 6 * MIB)
     assert verdict(client, study)[:2] == [
-        "Single alone has a result so far: 2 k tokens/s.",
+        "Single alone has a result so far: 2 k tokens/s after the prefill.",
         "Its worst rank needs 6 MiB.",
     ]
     finish(run_of(study, "TP 2"), 2e-3, 6 * MIB)
     finish(run_of(study, "PP 2"), 3e-3, 6 * MIB)
     said = verdict(client, study)
     assert said[0] == (
-        "No split is faster than the single device, 2 k tokens/s: TP 2 reaches 0.50x (0.50x to 0.50x) of it; "
+        "No split is faster than the single device, 2 k tokens/s after the prefill: "
+        "TP 2 reaches 0.50x (0.50x to 0.50x) of it; "
         "communication takes 25 % of a token."
     )
     assert "Each needs 6 MiB on its worst rank." in said
@@ -132,12 +133,16 @@ def test_within_noise_is_said(client: Client, study: Study) -> None:
     run = run_of(study, "TP 2")
     run.summary["generation"]["token"]["p90"] = 2.2e-3
     run.save()
-    assert verdict(client, study)[0].startswith("TP 2 is fastest, but within noise: 1.05 k tokens/s, 1.05x (0.91x")
+    assert verdict(client, study)[0].startswith(
+        "TP 2 is fastest, but within noise: 1.05 k tokens/s after the prefill, 1.05x (0.91x"
+    )
     assert "within noise</span>" in client.get(f"/studies/{study.pk}/").content.decode()
     run.summary["generation"]["token"]["n"] = 1
     run.save()
     said = verdict(client, study)[0]
-    assert said.startswith("TP 2 is fastest, but within noise (1 token): 1.05 k tokens/s, 1.05x the single device")
+    assert said.startswith(
+        "TP 2 is fastest, but within noise (1 token): 1.05 k tokens/s after the prefill, 1.05x the single device"
+    )
     assert "within noise (1 token)</span>" in client.get(f"/studies/{study.pk}/").content.decode()
 
 
@@ -148,7 +153,7 @@ def test_without_the_single_device_nothing_is_compared_with_it(client: Client, s
     factory.start(run_of(study, "Single"))
     factory.end(run_of(study, "Single"), State.FAILED, "Rank 0 ran out of memory: weights", "out_of_memory")
     said = verdict(client, study)
-    assert said[0] == "TP 2 is fastest of 2, 2 k tokens/s; the single device has no result."
+    assert said[0] == "TP 2 is fastest of 2, 2 k tokens/s after the prefill; the single device has no result."
     assert "Single failed and is left out: Rank 0 ran out of memory: weights." in said
     page = client.get(f"/studies/{study.pk}/").content.decode()
     assert "Rank 0 ran out of memory: weights" in page and 'data-state="failed"' in page
