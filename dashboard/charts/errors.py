@@ -16,11 +16,18 @@ ROOM = 1.35
 """How far the axis reaches beyond the longest bar, as a factor, to leave room for its number."""
 NUMBER = 0.6
 """Room for a number on a phone, as a part of the longest left bar plus the longest right one."""
-COLUMNS = ("row", "measured", "predicted", "error", "fitted on", "source")
 
 
-def chart(key: str, title: str, found: Sequence[Row], goal: float | None = None, right: str = SLOW) -> Chart:
-    """`goal` = the largest error aimed at, drawn as two lines; `right` = what a positive error means."""
+def chart(
+    key: str,
+    title: str,
+    found: Sequence[Row],
+    goal: float | None = None,
+    right: str = SLOW,
+    against: str = "measured",
+) -> Chart:
+    """`goal` = the largest error aimed at, drawn as two lines; `right` = what a positive error means; `against` = what
+    the predictions are held against."""
     widest = ROOM * 100 * max([abs(row.error) for row in found] + [goal or 0, 1e-4])
     stroke = {"color": var("line-strong"), "dash": "dot"}
     line = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "line": stroke, "y": [-0.6, len(found) - 0.4]}
@@ -33,12 +40,14 @@ def chart(key: str, title: str, found: Sequence[Row], goal: float | None = None,
     )
     layout["meta"] = {"narrow": {"xaxis": {"range": _narrow(found, goal or 0)}}}
     figure = {"data": [_bars(found), *goals], "layout": layout}
-    return Chart(key, title, _subtitle(found, goal), _sources(found), figure, COLUMNS, table(found))
+    columns = ("row", against, "predicted", "error", "fitted on", "source")
+    source = f"{against}: {'; '.join(dict.fromkeys(row.source for row in found))}; predicted by this planner"
+    return Chart(key, title, _subtitle(found, goal, against), source, figure, columns, table(found))
 
 
-def _subtitle(found: Sequence[Row], goal: float | None) -> str:
+def _subtitle(found: Sequence[Row], goal: float | None, against: str) -> str:
     """Says what the bars show; mentions outlines and the dotted goal only where there are some."""
-    words = "(predicted - measured) / measured, %"
+    words = f"(predicted \N{MINUS SIGN} {against}) / {against}, %"
     words += "; outlined bars are the rows that constants were fitted on" if any(row.fitted for row in found) else ""
     return words + (f", dotted = the {100 * goal:.0f} % aimed at" if goal else "")
 
@@ -76,13 +85,9 @@ def table(found: Sequence[Row]) -> list[list[str]]:
             row.key,
             f"{significant(row.measured, 4)} {row.unit}",
             f"{significant(row.predicted, 4)} {row.unit}",
-            f"{100 * row.error:+.2f} %",
+            signed_percent_text(row.error, 2),
             "yes" if row.fitted else "",
             row.source,
         ]
         for row in found
     ]
-
-
-def _sources(found: Sequence[Row]) -> str:
-    return f"measured: {'; '.join(dict.fromkeys(row.source for row in found))}; predicted by this planner"

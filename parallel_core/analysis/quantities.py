@@ -76,9 +76,10 @@ def percent_text(share: float) -> str:
     return "under 1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
 
 
-def signed_percent_text(share: float) -> str:
-    """A relative error with its sign and one decimal: `+1.9 %`, `−0.3 %`; `0.0 %` where it rounds to nothing."""
-    return "0.0 %" if abs(share) < 0.0005 else minus_text(f"{100 * share:+.1f} %")
+def signed_percent_text(share: float, decimals: int = 1) -> str:
+    """A relative error with its sign: `+1.9 %`, `−0.3 %`; without one, as `0.0 %`, where it rounds to nothing."""
+    text = f"{100 * share:+.{decimals}f}"
+    return minus_text(f"{text if float(text) else text[1:]} %")
 
 
 def minus_text(number: str) -> str:

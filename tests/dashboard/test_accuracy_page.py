@@ -38,6 +38,11 @@ def test_speedups_of_pipedream_stand_with_what_its_programme_says(reader: Client
     assert [row[0] for row in chart.rows] == [line.row.key for line in pipedream_2019.speedups()]
     assert [row[1] for row in chart.rows][:2] == ["5.28 times DP", "2.98 times DP"]
     assert "mean error" in section.sentences[0] and "In 5 of 6 rows" in section.sentences[1]
+    errors_of = [abs(line.row.error) for line in pipedream_2019.speedups() if "-" in line.published]
+    assert len(errors_of) == 4
+    mean = f"{25 * sum(errors_of):.1f} %"
+    told = f"2 rows are data parallelism itself, 1 by definition; the other 4 have a mean error of {mean}."
+    assert told in section.sentences[1]
 
 
 def test_bars_end_at_the_errors_and_fitted_rows_are_outlined() -> None:
@@ -66,6 +71,24 @@ def test_only_a_chart_with_outlined_bars_says_what_they_are() -> None:
     assert "outlined" in errors.chart("times", "", accuracy.step_times()).subtitle
     assert "outlined" not in errors.chart("layers", "", accuracy.layer_times()).subtitle
     assert "percentage points" in accuracy_page.memory().sentences[1]
+
+
+def test_what_was_computed_is_not_called_measured() -> None:
+    """Both figures of memory are formulas of the paper, and the times of 2021 are those of published FLOP/s."""
+    memory = accuracy_page.memory()
+    assert "Nothing here was measured: the paper computed both figures from its formulas." in memory.sentences
+    (chart,) = memory.charts
+    assert chart.source.startswith("published: Korthikanti") and chart.columns[1] == "published"
+    assert "measured" not in chart.subtitle + chart.source
+    times = accuracy_page.step_times()
+    assert "Times of 2021 are the published FLOP/s of a GPU, three digits, turned into seconds." in times.sentences
+    assert times.charts[0].source.startswith("measured: ") and times.charts[0].columns[1] == "measured"
+
+
+def test_errors_have_a_minus_sign_and_none_where_they_round_to_nothing() -> None:
+    told = [row[3] for row in errors.table([*accuracy.step_times(), *accuracy.figure_1()])]
+    assert "−2.77 %" in told and "0.00 %" in told
+    assert not any("-" in text or text == "+0.00 %" for text in told)
 
 
 @pytest.mark.full
