@@ -17,9 +17,21 @@ _NEAREST = 4
 """The most choices that a message names."""
 
 
+class Described(forms.BoundField):
+    """A field that refers to its hint and its error message, as `parts/field.html` names them."""
+
+    @property
+    def aria_describedby(self) -> str | None:
+        if self.field.widget.attrs.get("aria-describedby"):
+            return None  # the form's own
+        return f"help-{self.html_name} error-{self.html_name}" if self.help_text else f"error-{self.html_name}"
+
+
 class Form(forms.Form):
     """A form whose error messages are whole sentences, even those of the engine, which are written to stand after a
     colon."""
+
+    bound_field_class = Described
 
     def add_error(self, field: str | None, error: Any) -> None:
         super().add_error(field, error)

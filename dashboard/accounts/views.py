@@ -9,6 +9,7 @@ from django.http import HttpResponse
 from django.urls import reverse_lazy
 
 from dashboard.accounts.throttling import ThrottledSignIn
+from dashboard.fields import Described
 
 
 class SignIn(auth.LoginView):
@@ -24,7 +25,12 @@ class SignOut(auth.LogoutView):
     """Accepts POST only, as Django's view does: a link on a foreign page cannot sign anyone out."""
 
 
+class PasswordForm(PasswordChangeForm):
+    bound_field_class = Described
+
+
 class ChangePassword(auth.PasswordChangeView):
+    form_class = PasswordForm
     template_name = "accounts/password.html"
     success_url = reverse_lazy("accounts:password")
 

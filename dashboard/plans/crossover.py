@@ -55,8 +55,6 @@ class CrossoverForm(Form):
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__({**self.DEFAULTS, **given}, auto_id="f-%s", use_required_attribute=False)
-        for name, field in self.fields.items():
-            field.widget.attrs["aria-describedby"] = f"error-{name}"
 
     def clean(self) -> dict[str, Any]:
         values = dict(super().clean() or {})

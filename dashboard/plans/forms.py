@@ -76,7 +76,7 @@ class SetupForm(Form):
         return f"{prefix}-{name}" if prefix else name
 
     def _describe(self) -> None:
-        """Sets placeholders of empty fields to the preset's values, and refers fields to their error messages."""
+        """Sets placeholders of empty fields to the preset's values."""
         base, machine = presets().get(str(self["model"].value())), clusters().get(str(self["cluster"].value()))
         shown: dict[str, Any] = {name: getattr(base, name) for name in SIZES} if base else {}
         if machine:
@@ -84,10 +84,8 @@ class SetupForm(Form):
             shown |= {n: f"{value:g}" for n, value in parts.items()}
             shown |= {"devices": machine.devices, "per_host": machine.per_host}
         for name, field in self.fields.items():
-            attributes = field.widget.attrs
-            attributes["aria-describedby"] = f"error-{self.add_prefix(name)}"
             if name in shown:
-                attributes["placeholder"] = shown[name]
+                field.widget.attrs["placeholder"] = shown[name]
 
     def clean(self) -> dict[str, Any]:
         values = dict(super().clean() or {})

@@ -155,9 +155,6 @@ class RunForm(Form):
         # maxlength: a name that is too long is kept whole and gets a message.
         self.fields["name"].widget.attrs.pop("maxlength")
         self.fields["retries"].widget = forms.TextInput(attrs={"inputmode": "numeric", "autocomplete": "off"})
-        for name, made in self.fields.items():
-            described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
-            made.widget.attrs["aria-describedby"] = described
 
     def clean_resume_from(self) -> ResumeFrom | None:
         try:

@@ -64,8 +64,6 @@ class GenerateForm(TextFields):
         self.suit(run.spec["model"])
         offer(self, FleetSnapshot.now())
         for name, made in self.fields.items():
-            described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
-            made.widget.attrs |= {"aria-describedby": described}
             if isinstance(made, forms.CharField) and name != "prompt":
                 made.widget.attrs |= NUMBER
 

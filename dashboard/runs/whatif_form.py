@@ -37,8 +37,6 @@ class ChangeForm(Form):
         self.fields["links"].widget.attrs["data-slider"] = ""
         if ranks == 1:
             del self.fields["links"]
-        for name, field in self.fields.items():
-            field.widget.attrs["aria-describedby"] = f"error-{name}"
 
     def factors(self) -> tuple[float, float]:
         """(links, device): how many times as fast each is."""

@@ -92,7 +92,6 @@ class MatrixForm(TrainingForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["devices"].help_text = fleet_sentence(self.fleet)
-        self.fields["devices"].widget.attrs["aria-describedby"] = "help-devices error-devices"
 
     @classmethod
     def initial_of_run(cls, run: Run) -> dict[str, Any]:

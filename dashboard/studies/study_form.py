@@ -64,9 +64,6 @@ class StudyForm(Form):
         self.complete()
         offer(self, self.fleet)
         self.fields["name"].widget.attrs.pop("maxlength")  # a name that is too long gets a message, and is not cut
-        for name, made in self.fields.items():
-            describe = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
-            made.widget.attrs["aria-describedby"] = describe
 
     def complete(self) -> None:
         """Adds the fields, and the parts of fields, that are not known before."""
