@@ -35,3 +35,24 @@ def test_a_dark_page_is_printed_in_the_colours_of_paper(window: Callable[..., Pa
     page.evaluate("() => dispatchEvent(new Event('afterprint'))")
     until(page, f"(label) => ({LABEL})() !== label", label)
     assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+
+
+A4_PX = 718
+"""Width of the paper between the margins, in CSS pixels."""
+CUT = """(width) => [...document.querySelectorAll('.table-scroll')].filter((box) => {
+  const table = box.querySelector('table').getBoundingClientRect(), style = getComputedStyle(box);
+  const held = style.overflowX !== 'visible' && table.right > box.getBoundingClientRect().right + 1;
+  return table.width && (table.right > width || held);
+}).map((box) => box.getAttribute('aria-label'))"""
+
+
+def test_no_column_of_a_wide_table_is_cut_off_by_the_edge_of_the_paper(page: Page, stocked: dict[str, Any]) -> None:
+    """Paper does not scroll: of the fourteen columns of a step's accounts, six were not printed."""
+    for address in (f"/runs/{stocked['dp']}/?tab=accounts", f"/studies/{stocked['study']}/"):
+        page.goto(address)
+        page.locator(".table-scroll").last.wait_for(state="attached")
+        page.emulate_media(media="print")
+        page.set_viewport_size({"width": A4_PX, "height": 1000})
+        assert page.locator(".table-scroll").evaluate_all("(all) => all.some((one) => one.offsetWidth > 0)")
+        assert page.evaluate(CUT, A4_PX) == []
+        page.emulate_media(media="screen")
