@@ -3,6 +3,7 @@
 function resolver() {
   const probe = document.createElement("span");
   probe.hidden = true;
+  probe.style.forcedColorAdjust = "none"; // in a contrast theme every colour would be that of its text
   document.body.append(probe);
   const known = new Map();
   return {
