@@ -17,7 +17,7 @@ from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place, places_of
 from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.quantities import count_text, significant
-from parallel_core.plan.crossover import RANGES, Along, CrossoverCase, limits
+from parallel_core.plan.crossover import MOST, MOST_GBPS, MOST_TFLOPS, MOST_US, RANGES, Along, CrossoverCase, limits
 from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
 
@@ -30,15 +30,15 @@ BANDWIDTH, FLOPS, ALPHA = 1e9, 1e12, 1e-6
 class CrossoverForm(Form):
     """All fields are in the query. A valid form has `case`."""
 
-    devices = WholeNumber(label="Devices", min_value=2, max_value=1 << 20)
-    hidden = WholeNumber(label="Hidden size", min_value=1)
-    layers = WholeNumber(label="Layers", min_value=1)
-    seq = WholeNumber(label="Sequence length", min_value=1)
-    batch = WholeNumber(label="Batch, sequences", min_value=1)
-    micro_batches = WholeNumber(label="Micro-batches", min_value=1)
-    flops = Number(label="TFLOP/s reached", help_text="of one device")
-    bandwidth = Number(label="Link, GB/s", help_text="one way")
-    alpha = Number(label="Latency, µs", min_value=0)
+    devices = WholeNumber(label="Devices", min_value=2, max_value=MOST)
+    hidden = WholeNumber(label="Hidden size", min_value=1, max_value=MOST)
+    layers = WholeNumber(label="Layers", min_value=1, max_value=MOST)
+    seq = WholeNumber(label="Sequence length", min_value=1, max_value=MOST)
+    batch = WholeNumber(label="Batch, sequences", min_value=1, max_value=MOST)
+    micro_batches = WholeNumber(label="Micro-batches", min_value=1, max_value=MOST)
+    flops = Number(label="TFLOP/s reached", max_value=MOST_TFLOPS, help_text="of one device")
+    bandwidth = Number(label="Link, GB/s", max_value=MOST_GBPS, help_text="one way")
+    alpha = Number(label="Latency, µs", min_value=0, max_value=MOST_US)
 
     DEFAULTS = {
         "devices": 8,

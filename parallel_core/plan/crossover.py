@@ -24,6 +24,8 @@ RANGES: dict[Along, tuple[float, float]] = {
     "micro_batches": (1, 1 << 20),
 }
 """Ranges in which a crossover is searched (`bounds`)."""
+MOST, MOST_TFLOPS, MOST_GBPS, MOST_US = 1 << 20, 1e6, 1e6, 1e7
+"""The largest count of anything, rate of a device, bandwidth and latency of a case."""
 _MOST_DEVICES = 1 << 16
 _HALVINGS = 60
 
@@ -47,16 +49,16 @@ class CrossoverCase:
     def problems(self) -> dict[str, str]:
         """`{field: message}` for impossible values."""
         found = Problems()
-        found.number("hidden", self.hidden, 1, 1 << 20)
-        found.number("micro_batches", self.micro_batches, 1, 1 << 20)
+        found.number("hidden", self.hidden, 1, MOST)
+        found.number("micro_batches", self.micro_batches, 1, MOST)
         for field in ("layers", "seq", "batch", "devices"):
-            found.whole(field, getattr(self, field), 1, 1 << 20)
+            found.whole(field, getattr(self, field), 1, MOST)
         if self.micro_batches > self.batch:
             found.add("micro_batches", f"Must be at most the batch, {self.batch}; got {self.micro_batches:.12g}.")
-        found.number("flops", self.flops / 1e12, 0, 1e6, " TFLOP/s")
-        found.number("bandwidth", self.bandwidth / 1e9, 0, 1e6, " GB/s")
-        if not 0 <= self.alpha <= 10:
-            found.add("alpha", f"Must be from 0 to 10000000 µs; got {1e6 * self.alpha:g}.")
+        found.number("flops", self.flops / 1e12, 0, MOST_TFLOPS, " TFLOP/s")
+        found.number("bandwidth", self.bandwidth / 1e9, 0, MOST_GBPS, " GB/s")
+        if not 0 <= 1e6 * self.alpha <= MOST_US:
+            found.add("alpha", f"Must be from 0 to {MOST_US:.0f} µs; got {1e6 * self.alpha:g}.")
         return found.messages
 
     @property
