@@ -18,6 +18,7 @@ NARROW = 1.25
 """Factor by which the axis is longer on a phone, because text takes more of it."""
 GAP, WORD = 0.02, 0.15
 """As parts of the furthest mark: the space before a ratio in words, and the space that the ratio takes."""
+NONE_COMPARED = "No speed is compared here."
 COLUMNS = ("run", "speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
 AT_PACE = "at the baseline's pace"
 """Name of the marks of `Entry.at_pace`, and of the table's last column where there are any."""
@@ -39,7 +40,7 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
             ),
             yaxis=theme.rows_axis(ticks(drawn)),
             bargap=0.25,
-            meta={"narrow": {"xaxis": {"range": [0, NARROW * room * furthest]}}},
+            meta={"narrow": {"xaxis": {"range": [0, NARROW * room * furthest]}}, "empty": NONE_COMPARED},
         ),
     }
     subtitle = "Speedup over the baseline; bar = median, whisker = 10 % to 90 %, tick = ideal"
@@ -210,7 +211,8 @@ def _room(entries: Sequence[Entry]) -> float:
 
 def _words_of(entry: Entry) -> str:
     ratio = f"<b>{ratio_text(entry.speed.ratio)}</b>" if entry.speed else ""
-    others = f"+{percent_text(entry.others or 0)}" if is_disturbed(entry.others) else ""
+    # Only beside a ratio: alone it would look like one.
+    others = f"+{percent_text(entry.others or 0)}" if entry.speed and is_disturbed(entry.others) else ""
     return "  ".join(word for word in (ratio, theme.escape_label(_short(entry.status)), others) if word)
 
 

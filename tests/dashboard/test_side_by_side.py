@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.test import Client
 
+from dashboard.charts import speedup
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Prediction, Profile
@@ -63,6 +65,10 @@ def test_no_run_is_called_faster_than_another(reader: Client, alice: Any) -> Non
     assert view.verdict[:2] == [FOUND, SIDE_BY_SIDE] and not any("fastest" in said for said in view.verdict)
     assert figures.speedups(view).title == view.on_times == SIDE_BY_SIDE
     assert not any(entry.speed for entry in view.entries) and "tradeoff" not in figures.of_overview(view)
+    disturbed = [replace(entry, others=0.4) for entry in view.entries]
+    drawn = speedup.chart(disturbed, SIDE_BY_SIDE, "").figure
+    assert drawn["data"] == [], "+40 % in a chart of speedups, beside no bar, was read as one"
+    assert drawn["layout"]["meta"]["empty"] == "No speed is compared here."
     two = list(study.runs.all()[:2])
     pair = overview(two, two[0])
     told = compare.verdict(pair, [row for row in pair.rows if row is not pair.baseline])
