@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.observed_page import STEPS, endless, until
+from tests.browser.observed_page import STEPS, Troubles, endless, until
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -114,6 +114,34 @@ def test_a_menu_opens_and_closes_by_keyboard(page: Page) -> None:
     page.keyboard.press("Escape")
     expect(menu.get_by_role("button", name="Sign out")).to_be_hidden()
     expect(summary).to_be_focused()
+
+
+def test_a_menu_that_the_focus_has_left_does_not_stay_over_the_page(page: Page) -> None:
+    page.goto("/studies/")
+    menu = page.locator(".rail-user")
+    menu.locator("summary").focus()
+    page.keyboard.press("Enter")
+    last = menu.get_by_role("button", name="Sign out")
+    tab_to(page, last)
+    expect(last).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(last).to_be_hidden()
+    assert page.evaluate("() => !document.activeElement.closest('.rail-user')")
+
+
+def test_a_refused_form_has_the_focus_on_why(page: Page, troubles: Troubles) -> None:
+    """On these two pages it was on nothing: a reader heard only the page's title."""
+    troubles.expected.append("status of 422")
+    page.goto("/traces/new/")
+    page.get_by_role("button", name="Upload").press("Enter")
+    expect(page.get_by_role("alert")).to_be_focused()
+    page.goto("/accounts/tokens/")
+    page.get_by_label("What is it for?").fill(" ")
+    page.get_by_role("button", name="Make token").press("Enter")
+    refused = page.get_by_role("alert")
+    expect(refused).to_be_focused()
+    refused.get_by_role("link", name="What is it for?").press("Enter")
+    expect(page.get_by_label("What is it for?")).to_be_focused()
 
 
 def test_nothing_moves_for_those_who_ask_for_no_motion(

@@ -61,10 +61,12 @@
     }
     change(theme);
   });
-  // Menus close on Escape and on a click elsewhere.
-  document.addEventListener("click", (event) => {
-    for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
-  });
+  // Menus close on Escape, and on a click and when the focus goes elsewhere: they lie over what comes next.
+  for (const what of ["click", "focusin"]) {
+    document.addEventListener(what, (event) => {
+      for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+    });
+  }
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     for (const menu of document.querySelectorAll("details.menu[open]")) {
