@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -53,25 +53,29 @@ def of_overview(view: Overview, traced: Iterable[Trace]) -> list[Line]:
         return []
     newest = _newest(view)
     standing = view.baseline or view.rows[0]
-    spec = [_to(standing.run, "spec")]
+    labels = {row.run.pk: row.entry.label for row in view.rows}
+    spec = [_to(standing.run, labels, "spec")]
     return [
-        Line("Hardware", *_hardware(newest)),
-        Line("Links", *_links(newest, list(traced))),
-        Line("Versions", *_versions(newest)),
+        Line("Hardware", *_hardware(newest, labels)),
+        Line("Links", *_links(newest, list(traced), labels)),
+        Line("Versions", *_versions(newest, labels)),
         Line("Model and data", _data(view), spec),
         Line("Seed", _shared([str(row.spec.train.seed) for row in view.rows]), spec),
         Line("Steps", _steps(view), _listed(standing.run)),
         Line("Repeats", _repeats(view), _listed(standing.run)),
-        Line("Disturbance", *_disturbance(view)),
+        Line("Disturbance", *_disturbance(view, labels)),
         Line("Pace", _pace(view)),
     ]
 
 
-def _to(run: Run, tab: str, step: int | None = None) -> Link:
-    """A link to the tab of a run, and to the traced step, that a number is from."""
+def _to(run: Run, labels: Mapping[int, str], tab: str, step: int | None = None) -> Link:
+    """A link to the tab of a run, and to the traced step, that a number is from; called as in the study's tables."""
     at = "" if step is None else f"&step={step}"
     where = RUN_TABS[tab] if step is None else f"{RUN_TABS[tab]} of step {step}"
-    return f"{where}, {run.label} (run {run.pk})", f"{reverse('runs:page', args=[run.pk])}?tab={tab}{at}#details"
+    return (
+        f"{where}, {labels.get(run.pk, run.label)} (run {run.pk})",
+        f"{reverse('runs:page', args=[run.pk])}?tab={tab}{at}#details",
+    )
 
 
 def _listed(run: Run) -> list[Link]:
@@ -94,7 +98,7 @@ def _used(newest: Sequence[Attempt]) -> dict[str, set[tuple[str, int]]]:
     return used
 
 
-def _hardware(newest: Sequence[Attempt]) -> tuple[str, list[Link]]:
+def _hardware(newest: Sequence[Attempt], labels: Mapping[int, str]) -> tuple[str, list[Link]]:
     used = _used(newest)
     hosts = Worker.objects.in_bulk(used, field_name="name")
     said = [_host(name, devices, hosts.get(name)) for name, devices in sorted(used.items())]
@@ -105,7 +109,7 @@ def _hardware(newest: Sequence[Attempt]) -> tuple[str, list[Link]]:
     hosts_said = f"{'; '.join(said)}."
     if run is None:
         return hosts_said, []
-    return f"{hosts_said} A device reached {flops_text(best)} in large matrix products.", [_to(run, "metrics")]
+    return f"{hosts_said} A device reached {flops_text(best)} in large matrix products.", [_to(run, labels, "metrics")]
 
 
 def _host(name: str, used: set[tuple[str, int]], host: Worker | None) -> str:
@@ -119,7 +123,7 @@ def _host(name: str, used: set[tuple[str, int]], host: Worker | None) -> str:
     return f"{name}: {plural_text(len(used), 'device')} ({listed or 'not listed any more'}){memory}"
 
 
-def _links(newest: Sequence[Attempt], traced: Sequence[Trace]) -> tuple[str, list[Link]]:
+def _links(newest: Sequence[Attempt], traced: Sequence[Trace], labels: Mapping[int, str]) -> tuple[str, list[Link]]:
     """From the worker's profile if there is one; else the lower bounds from the traced steps."""
     profile = Profile.objects.filter(worker__name__in=_used(newest), state=ProfileState.DONE).first()
     table = CostTable.model_validate(profile.table) if profile else None
@@ -138,21 +142,21 @@ def _links(newest: Sequence[Attempt], traced: Sequence[Trace]) -> tuple[str, lis
         f"collective from the last rank that came. Latency is in it. The host itself was not profiled."
     )
     fastest = dict.fromkeys(rate.step for rate in best.values())
-    return text, [_to(traced[i].run, "timeline", traced[i].step) for i in fastest]
+    return text, [_to(traced[i].run, labels, "timeline", traced[i].step) for i in fastest]
 
 
 def _best(among: str, rate: Rate) -> str:
     return f"{bytes_text(rate.per_s)}/s between {among} (best of {count_text(rate.messages)}, {bytes_text(rate.size)})"
 
 
-def _versions(newest: Sequence[Attempt]) -> tuple[str, list[Link]]:
+def _versions(newest: Sequence[Attempt], labels: Mapping[int, str]) -> tuple[str, list[Link]]:
     hellos = RankInfo.objects.filter(attempt__in=[attempt.pk for attempt in newest]).values_list("hello", flat=True)
     torch = sorted({str(hello["torch"]) for hello in hellos if hello.get("torch")})
     yard = sorted(set(Worker.objects.filter(name__in=_used(newest)).values_list("version", flat=True)) - {""})
     said = [f"{name} {' and '.join(found)}" for name, found in (("Trainyard", yard), ("PyTorch", torch)) if found]
     if not said:
         return "Not reported by the ranks.", []
-    return f"{', '.join(said)}.", [_to(attempt.run, "ranks") for attempt in newest[:1]]
+    return f"{', '.join(said)}.", [_to(attempt.run, labels, "ranks") for attempt in newest[:1]]
 
 
 def _data(view: Overview) -> str:
@@ -203,14 +207,14 @@ def _anew(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _disturbance(view: Overview) -> tuple[str, list[Link]]:
+def _disturbance(view: Overview, labels: Mapping[int, str]) -> tuple[str, list[Link]]:
     known = [(row.entry.others, row.run) for row in view.rows if row.entry.others is not None]
     if not known:
         return "Not measured.", []
     noisy = sum(share > DISTURBED_ABOVE for share, _ in known)
     most, run = max(known, key=itemgetter(0))
     took = f"Other processes took at most {percent_text(most)} of a device"
-    return f"{took}; {noisy} of {len(known)} runs count as disturbed.", [_to(run, "metrics")]
+    return f"{took}; {noisy} of {len(known)} runs count as disturbed.", [_to(run, labels, "metrics")]
 
 
 def _pace(view: Overview) -> str:

@@ -15,7 +15,7 @@ from dashboard.ledger.models import Prediction, Profile
 from dashboard.ledger.services import settle
 from dashboard.runs import traces
 from dashboard.runs.models import Run, State
-from dashboard.studies import by_loss, compare, figures, joining, report_answers, reruns, services
+from dashboard.studies import by_loss, compare, figures, joining, method, report_answers, reruns, services
 from dashboard.studies.forms import initial_of
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import SIDE_BY_SIDE
@@ -69,6 +69,8 @@ def test_no_run_is_called_faster_than_another(reader: Client, alice: Any) -> Non
     drawn = speedup.chart(disturbed, SIDE_BY_SIDE, "").figure
     assert drawn["data"] == [], "+40 % in a chart of speedups, beside no bar, was read as one"
     assert drawn["layout"]["meta"]["empty"] == "No speed is compared here."
+    links = [said for line in method.of_overview(view, []) for said, _ in line.links if "(run " in said]
+    assert links and not any("Single" in said for said in links), "all of them are: it names none"
     two = list(study.runs.all()[:2])
     pair = overview(two, two[0])
     told = compare.verdict(pair, [row for row in pair.rows if row is not pair.baseline])
