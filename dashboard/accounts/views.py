@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from django.urls import reverse_lazy
 
 from dashboard.accounts.throttling import ThrottledSignIn
-from dashboard.fields import Described
+from dashboard.fields import Form
 
 
 class SignIn(auth.LoginView):
@@ -25,8 +25,8 @@ class SignOut(auth.LogoutView):
     """Accepts POST only, as Django's view does: a link on a foreign page cannot sign anyone out."""
 
 
-class PasswordForm(PasswordChangeForm):
-    bound_field_class = Described
+class PasswordForm(Form, PasswordChangeForm):
+    """Django's own, which tells its errors as our forms do."""
 
 
 class ChangePassword(auth.PasswordChangeView):

@@ -42,10 +42,10 @@ def profile(alice: Any) -> Profile:
         (PLANNER, {"link": "1e-9"}, "link", "Must be from 0.000001 to 100000 GB/s; got 1e-09."),
         (PLANNER, {"per_host": "0"}, "per_host", "Must be from 1 to 1"),
         (PLANNER, {"hidden": "9" * 400}, "hidden", "999…"),
-        (f"{PLANNER}crossover/", {"hidden": "9" * 400}, "hidden", "Must be from 1 to 1048576"),
+        (f"{PLANNER}crossover/", {"hidden": "9" * 400}, "hidden", "must be a whole number from 1 to 1\xa0048\xa0576;"),
         (f"{PLANNER}crossover/", {"flops": "1e-308"}, "flops", "Must be from 0.000001 to "),
         (f"{PLANNER}crossover/", {"bandwidth": "1e-308"}, "bandwidth", "Must be from 0.000001 to "),
-        (f"{PLANNER}crossover/", {"alpha": "2e7"}, "alpha", "Must be from 0 to 10000000 µs; got 2e+07."),
+        (f"{PLANNER}crossover/", {"alpha": "2e7"}, "alpha", "must be a number from 0 to 10000000; got 2e7."),
         (
             f"{PLANNER}crossover/",
             {"devices": "9" * 9},
