@@ -77,6 +77,8 @@ def begin(
     if opens:
         _refuse_if_outdated(folder, message)
     if message["number"] > 1:
+        if opens:
+            _claim(folder, message["attempt"])
         found, damaged = _newest(folder, opens, look)
         if found is not None:
             manifests.require_match(found[1], spec, message["run"])
@@ -106,11 +108,22 @@ def _from_step_0(settings: Settings, folder: Path, message: StartMessage, damage
 
 
 def _refuse_if_outdated(folder: Path, message: StartMessage) -> None:
-    """Raises CheckpointError if a later attempt has saved here: the message was sent to a host that was silent, and the
-    run went on elsewhere, with the same folder. Ids of attempts only grow, also from one database to the next."""
+    """Raises CheckpointError if a later attempt has begun or saved here: the message was sent to a host that was
+    silent, and the run went on elsewhere, with the same folder. Ids of attempts only grow, also from one database to
+    the next."""
     saved = max(run_folders.attempts_in(folder), default=0)
     if saved > message["attempt"]:
         raise CheckpointError(f"The run went on elsewhere: its later attempt {saved} has checkpoints in {folder}.")
+    folders.require_latest(folder, message["attempt"])
+
+
+def _claim(folder: Path, attempt: int) -> None:
+    """Keeps an earlier attempt that still trains, on a host that is cut off, from saving, before this one chooses where
+    it begins: what that saved next could replace the checkpoint which is then read. Raises CheckpointError."""
+    try:
+        folders.claim(folder, attempt)
+    except OSError as error:  # as of a full disk, with which a run that only reads its checkpoint can do
+        log.warning("Attempt %d could not claim %s from earlier ones: %s", attempt, folder, error)
 
 
 def _newest(folder: Path, opens: bool, look: Callable[[Path], Manifest]) -> tuple[tuple[Path, Manifest] | None, str]:

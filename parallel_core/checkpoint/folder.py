@@ -20,6 +20,7 @@ _STEP = re.compile(r"^step-(\d{8,})$")
 _SAVING = ".saving-"
 _DROPPED = ".dropped-"
 _REPLACED = ".replaced-"
+_LATEST = ".attempt"
 CHECKPOINTS = "checkpoints"
 """Subfolder of a run's folder in which the command line saves checkpoints."""
 POLL_S = 0.01
@@ -102,6 +103,24 @@ def put_back(folder: Path) -> None:
         else:
             with contextlib.suppress(FileNotFoundError):
                 aside.rename(target)
+
+
+def claim(folder: Path, attempt: int) -> None:
+    """Makes `attempt` the one that may publish here; from then on `require_latest` refuses the earlier ones, which may
+    still train on a host that cannot be told to stop. Raises CheckpointError if a later one has begun, OSError."""
+    require_latest(folder, attempt)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / _LATEST, str(attempt), sync=True)
+
+
+def require_latest(folder: Path, attempt: int) -> None:
+    """Raises CheckpointError if a later attempt than `attempt` has claimed the folder."""
+    try:
+        latest = int((folder / _LATEST).read_text())
+    except (OSError, ValueError):  # not claimed yet, or the write of it was cut off: nothing is known of a later one
+        return
+    if latest > attempt:
+        raise CheckpointError(f"The run went on elsewhere: its later attempt {latest} has begun in {folder}.")
 
 
 def tidy(folder: Path, attempt: int | None) -> None:

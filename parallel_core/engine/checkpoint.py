@@ -236,6 +236,7 @@ class Saver:
     def _write(self, saved: Saved, copy: Buffers, stats: Mapping[str, Tensor]) -> None:
         rank, config, began = self._trainer.rank, self._config, time.perf_counter()
         try:
+            folders.require_latest(config.folder, config.attempt)
             where = folders.saving(config.folder, config.attempt, saved.step)
             shares = {**self._state.shares(copy, writing=True), **self._state.statistics(stats)}
             part = storage.write(shares, where / f"rank-{rank}.bin", lambda: setattr(self, "_moved", True))
@@ -254,6 +255,7 @@ class Saver:
         (rank 0)."""
         config, trainer = self._config, self._trainer
         parts = folders.gather_parts(where, trainer.layout.world, PARTS_S)
+        folders.require_latest(config.folder, config.attempt)
         manifest = folders.merge(
             parts,
             step=saved.step,
@@ -285,6 +287,7 @@ class Saver:
         if self._told.get("step") != done or not math.isfinite(held_out):
             return
         try:
+            folders.require_latest(self._config.folder, self._config.attempt)
             kept = folders.add_held_out(self._config.folder, done, held_out, self._keep)
         except (CheckpointError, OSError) as error:
             log.warning("the checkpoint of step %d stays without its held-out loss: %s", done, error)

@@ -15,6 +15,7 @@ import pytest
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.config import CheckpointConfig
+from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.verify import verified
 from parallel_core.engine.checkpoint import Saver
 from parallel_core.local import LocalRunner
@@ -220,3 +221,36 @@ def test_kill_9_while_one_is_replaced_leaves_the_old_or_the_new(renames: int, tm
     folders.tidy(folder, 3)
     assert [path.name for path in folder.iterdir()] == ["step-00000005"]
     assert manifests.read(folders.path_of(folder, 5)).attempt == (1 if renames < 3 else 2)
+
+
+def test_an_attempt_that_a_later_one_has_superseded_publishes_and_drops_nothing(tmp_path: Path) -> None:
+    """It trains on a host that is cut off from the yard, but not from the folder that both share."""
+    folder = tmp_path / "run"
+    save(alone(), folder, 5, 6, attempt=1)
+    earlier = Saver(alone(), CheckpointConfig(folder, None, 1, 1), FileSink(tmp_path, 0))
+    folders.claim(folder, 2)
+    earlier.save(7)
+    with pytest.raises(CheckpointError, match="its later attempt 2 has begun in"):
+        earlier.wait()
+    assert folders.steps(folder) == [5, 6]
+    with pytest.raises(CheckpointError, match="its later attempt 2"):
+        folders.claim(folder, 1)
+    save(alone(), folder, 7, attempt=2)
+    assert folders.steps(folder) == [6, 7]
+
+
+def test_what_a_superseded_attempt_was_about_to_publish_stays_unpublished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one begins while the earlier one waits for the parts of its other ranks."""
+    folder, gathered = tmp_path / "run", folders.gather_parts
+
+    def late(*arguments: Any) -> list[dict[str, Any]]:
+        parts = gathered(*arguments)
+        folders.claim(folder, 2)
+        return parts
+
+    monkeypatch.setattr(folders, "gather_parts", late)
+    with pytest.raises(CheckpointError, match="its later attempt 2"):
+        save(alone(), folder, 5, attempt=1)
+    assert folders.steps(folder) == []

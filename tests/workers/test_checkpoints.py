@@ -153,6 +153,19 @@ def test_a_later_attempt_ends_the_earlier_one_and_begins_where_that_left_off(ben
     assert set(range(where["step"])) <= steps, "no step before that is missing"
 
 
+def test_an_attempt_whose_run_went_on_elsewhere_ends_at_its_next_save(bench: Bench) -> None:
+    """Both hosts share the folder, and this one is cut off from the yard: nobody can end the attempt."""
+    attempt = bench.send(saving(1_000_000, every=5) | {"inject": paced(1_000_000)["inject"]}, run=943)
+    recorded = bench.wait_running(attempt, step=12)
+    folder = run_folder(bench, 943)
+    folders.claim(folder, attempt + 1000)
+    saved = folders.steps(folder)
+    end = bench.wait_end(attempt)
+    assert end["outcome"] == "failed"
+    assert f"its later attempt {attempt + 1000} has begun in {folder}" in end["detail"]
+    assert none_alive(recorded) and folders.steps(folder)[:1] == saved[:1]
+
+
 @pytest.fixture(scope="module")
 def first(bench: Bench) -> int:
     """The attempt of run 905, which has left checkpoints of steps 6 and 12."""

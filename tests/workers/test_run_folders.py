@@ -3,12 +3,14 @@ yards share."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import FILE, CheckpointError, Manifest
 from parallel_core.spec import RunSpec
 from tests.workers.harness import tiny
@@ -98,6 +100,34 @@ def test_two_yards_with_one_folder_delete_nothing_of_each_other(settings: Settin
     assert theirs.exists() and not mine.exists()
     with pytest.raises(CheckpointError, match=f"no checkpoint of run {RUN} at step 20; it has none"):
         at(settings, 10, 1, resume_identity=whose(OURS, 8), **named)
+
+
+def test_a_later_attempt_keeps_an_earlier_one_elsewhere_from_saving_before_it_chooses_where_to_begin(
+    settings: Settings,
+) -> None:
+    folder = at(settings, 7, 1, whose(OURS, 7)).folder
+    save(folder, 20, attempt=7)
+
+    def look(path: Path) -> Manifest:
+        with pytest.raises(CheckpointError, match="its later attempt 8 has begun"):
+            folders.require_latest(folder, 7)
+        return manifests.read(path)
+
+    retry = begin(settings, message(8, 2, whose(OURS, 7, 8)), SPEC, True, look)
+    assert retry.told["step"] == 20
+    folders.require_latest(folder, 8)
+    with pytest.raises(CheckpointError, match="its later attempt 8 has begun"):
+        at(settings, 7, 2, whose(OURS, 7))
+
+
+def test_a_full_disk_keeps_no_retry_from_its_checkpoint(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(at(settings, 7, 1, whose(OURS, 7)).folder, 20, attempt=7)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folders, "claim", full)
+    assert at(settings, 8, 2, whose(OURS, 7, 8)).resume == path
 
 
 def test_what_a_run_saved_before_its_row_was_restored_goes_with_its_first_attempt(settings: Settings) -> None:
