@@ -14,10 +14,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_PAGE = struct.Struct("<qqq40s")
+_PAGE = struct.Struct("=qqq40s")
 """Fields of a page: step, CLOCK_MONOTONIC ns, pid, operation (UTF-8, NUL-padded)."""
-_TIME, _TIME_AT = struct.Struct("<q"), struct.calcsize("<q")
-"""The second field, and its position."""
+_STEP, _TIME, _PID = range(3)
+"""Numbers of the fields that are 8 bytes."""
+_OP = slice(_PAGE.size - 40, _PAGE.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,24 @@ class Progress:
             )  # not just its size: the memory of a page that the disk has not cannot be used
             file.flush()
             self._page = mmap.mmap(file.fileno(), _PAGE.size)
-        self._pid = os.getpid()
+        # Each number is replaced whole. `pack_into` empties the page first, and a rank that the kernel interrupts there
+        # would be one that never started.
+        self._numbers = memoryview(self._page).cast("q")
+        self._numbers[_PID] = os.getpid()
         self.at(-1, "starting")
 
     def at(self, step: int, op: str) -> None:
         """Records that the rank begins `op` of `step`; at most 40 bytes of `op` are kept."""
-        _PAGE.pack_into(self._page, 0, step, time.monotonic_ns(), self._pid, op.encode())
+        self._numbers[_STEP] = step
+        self._page[_OP] = op.encode()[:40].ljust(40, b"\0")
+        self._numbers[_TIME] = time.monotonic_ns()
 
     def moved(self) -> None:
         """Records that the rank gets on with its operation."""
-        _TIME.pack_into(self._page, _TIME_AT, time.monotonic_ns())
+        self._numbers[_TIME] = time.monotonic_ns()
 
     def close(self) -> None:
+        self._numbers.release()
         self._page.close()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,28 @@ def test_a_page_is_on_the_disk_before_it_is_used(tmp_path: Path) -> None:
     progress.path(tmp_path, 0).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         Progress(tmp_path, 0)
+
+
+def test_a_page_that_is_being_written_shows_a_rank_that_has_started(tmp_path: Path) -> None:
+    """A rank that the kernel interrupted while it wrote its page was taken for one that never began: its run, which was
+    older than the limit, was ended for lack of progress."""
+    Progress(tmp_path, 0)
+    writer = os.fork()
+    if not writer:
+        page = Progress(tmp_path, 0)
+        while True:
+            page.at(7, "0F3")
+            page.moved()
+    try:
+        while not (where := progress.read(tmp_path, 0)) or where.op != "0F3":
+            pass
+        seen = [progress.read(tmp_path, 0) for _ in range(2_000)]
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+    assert {where and (where.step, where.op, where.pid, where.age < 3600) for where in seen} == {
+        (7, "0F3", writer, True)
+    }
 
 
 def test_ranks_that_still_connect_have_no_lines(tmp_path: Path) -> None:
