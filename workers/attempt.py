@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from parallel_core import no_progress, processes
-from parallel_core.exits import Exit
-from parallel_core.launch import StartCommand, Store
+from parallel_core.exits import Exit, culprit
+from parallel_core.launch import EXIT_PEER, StartCommand, Store
 from parallel_core.observe.spool import segment_bytes
 from workers import ending
 from workers.contract import AttemptBody, Begins
@@ -111,6 +111,11 @@ class Attempt:
         self.meta.stop, self.ended_by, self.kill_at = reason, ended_by, kill_at
         self.meta.stopped_as = asdict(ended_by)
         self.folder.try_save(self.meta)
+
+    def failed_by_itself(self) -> bool:
+        """Whether one of its ranks here has failed, and did not only lose another one."""
+        guilty = culprit(self.exits)
+        return guilty is not None and guilty.code != EXIT_PEER
 
     def still_for(self) -> float:
         """Seconds since a rank last reported progress, or since the launch."""

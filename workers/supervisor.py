@@ -278,6 +278,8 @@ class Supervisor(threading.Thread):
     def _stop_or_forestall(self, number: int, reason: Stop, how: Ending) -> None:
         """Stops the attempt; one that never arrived is claimed, so that its late message starts nothing."""
         if attempt := self._live.get(number):
+            if reason == "ended" and attempt.failed_by_itself():
+                return  # the fork server ends its other ranks, and the others ended because of this one: it tells why
             self._stop(attempt, reason, how)
         elif folder := Folder.claim(self._settings.attempts, number):
             if reason == "fenced":

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parallel_core.launch import STOP_GRACE_S
+from parallel_core.exits import Exit
+from parallel_core.launch import EXIT_PEER, STOP_GRACE_S
 from parallel_core.observe.progress import Progress
 from tests.workers.test_small_parts import DEVICES, message, over_two
 from workers.attempt import GONE_LIMIT_S, Attempt
 from workers.calibration import Calibration
 from workers.contract import STOP_LIMIT_S
+from workers.ending import OTHERS_ENDED
 from workers.folder import Folder
 from workers.forking import Forking
 from workers.relay import Relay
@@ -126,6 +129,17 @@ def test_ranks_that_wait_for_those_of_a_busy_host_go_on(
     clock.passed = 500
     supervisor._watch_progress(attempt, watched=500)
     assert not attempt.meta.stop and supervisor.roll.still() == [attempt.number]
+
+
+@pytest.mark.parametrize(("code", "stop"), [(-signal.SIGKILL, ""), (EXIT_PEER, "ended")])
+def test_the_host_of_the_rank_that_failed_tells_why_although_the_others_have_ended(
+    supervisor: Supervisor, code: int, stop: str
+) -> None:
+    """The order to end comes while the other ranks here still have their grace."""
+    attempt = accept(supervisor, over_two())
+    attempt.exits = [Exit(attempt.command.ranks[0], code, 0.0)]
+    supervisor._stop_or_forestall(attempt.number, "ended", OTHERS_ENDED)
+    assert attempt.meta.stop == stop
 
 
 def test_ranks_on_one_host_that_do_not_move_are_ended(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
