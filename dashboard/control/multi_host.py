@@ -78,7 +78,8 @@ def verdict(report: Report, nodes: Nodes) -> Report:
     """The report with the outcome of the attempt, from the host that says most about it.
 
     That is the first to report whose ranks failed or were stopped by themselves; else one that only lost the others;
-    else one that succeeded.
+    else one that succeeded. If each host only lost the others, none is at fault, and the run is tried again as after
+    the loss of a worker.
     """
     ends = report.get("ends")
     if not ends:
@@ -86,7 +87,15 @@ def verdict(report: Report, nodes: Nodes) -> Report:
     ordered = sorted(ends, key=_weight)
     none_left = all(end.get("none_left", False) for end in ends) and not silent(report, nodes)
     best = _standstill(ordered) if ordered[0].get("cause") == "no_progress" else ordered[0]
+    if all(end.get("peer") for end in ends):
+        best = {**best, "cause": "worker_lost", "detail": f"{best.get('detail', '')} {_network(nodes)}".strip()}
     return {**report, **best, "none_left": none_left, **{name: report.get(name, {}) for name in MERGED}}
+
+
+def _network(nodes: Nodes) -> str:
+    """A sentence about an attempt of which no host's ranks failed by themselves."""
+    *others, last = (str(node["worker"]) for node in nodes)
+    return f"No rank failed by itself: the network between {', '.join(others)} and {last} was interrupted."
 
 
 def _standstill(ends: Sequence[Mapping[str, Any]]) -> Report:

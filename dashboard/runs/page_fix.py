@@ -35,7 +35,7 @@ def fix(run: Run) -> str:
     return {
         "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
         "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
-        "worker_lost": f"{again} with one retry: it then starts again by itself when a worker is lost.",
+        "worker_lost": f"{again} with a retry, used if a worker or the network between hosts is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
         "not_finite": f"{again} at a lower learning rate, or one that warms up (“{short_label(WARM_UP)}”).",

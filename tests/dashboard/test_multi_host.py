@@ -88,6 +88,19 @@ def test_who_only_lost_the_others_never_is_the_cause(order: tuple[str, str]) -> 
     assert verdict["none_left"]
 
 
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_if_each_host_only_lost_the_others_the_network_between_them_was_at_fault(order: tuple[str, str]) -> None:
+    bodies = {"a": told("a", **LOST_PEER), "b": told("b", **LOST_PEER | {"detail": "Rank 1 lost it, too."})}
+    report: dict[str, Any] = {}
+    for worker in order:
+        report = multi_host.ended(report, NODES, worker, bodies[worker])
+    verdict = multi_host.verdict(report, NODES)
+    assert (verdict["outcome"], verdict["cause"]) == ("failed", "worker_lost")
+    assert verdict["detail"] == (
+        f"{bodies[order[0]]['detail']} No rank failed by itself: the network between a and b was interrupted."
+    )
+
+
 def test_of_two_causes_the_first_one_told_is_the_verdict() -> None:
     report = multi_host.ended({}, NODES, "b", told("b", outcome="interrupted", cause="interrupted"))
     report = multi_host.ended(report, NODES, "a", told("a", outcome="failed", cause="out_of_memory"))
@@ -129,6 +142,20 @@ def attempt(peers: tuple[Peer, Peer], controller: Controller, starting: Attempt)
         controller.turn()
     assert state_of(starting.run) == State.RUNNING
     return starting
+
+
+def test_a_run_that_only_the_network_between_its_hosts_ended_uses_a_retry(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+) -> None:
+    Run.objects.update(retries_left=1)
+    for peer in peers:
+        peer.ended(attempt.pk, "failed", **{name: value for name, value in LOST_PEER.items() if name != "outcome"})
+        controller.turn()
+    (event,) = Run.objects.get(pk=attempt.run_id, retries_left=0).events.filter(kind="requeued")
+    assert event.text == (
+        "Rank 0 lost the connection to another rank. No rank failed by itself: the network between yard-a and yard-b "
+        "was interrupted. Queued again; no retry left."
+    )
 
 
 def ends_ordered(peer: Peer) -> list[str]:
