@@ -28,7 +28,7 @@ from tests.yard_process import ROOT, Web, free_port, wait_for
 
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
-READY_LIMIT_S = 60.0
+READY_LIMIT_S = 180.0
 
 
 def interpolate(text: str, values: dict[str, str]) -> str:

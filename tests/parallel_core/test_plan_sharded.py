@@ -35,7 +35,7 @@ def test_large_layers_need_most_when_they_are_gathered_or_summed(
     assert_predicted(runner, tmp_path, model, split, "fp32", within=0.01, exact=["optimizer"])
 
 
-@pytest.mark.parametrize("model", [MLP, VGG], ids=["mlp", "vgg16"])
+@pytest.mark.parametrize("model", [MLP, pytest.param(VGG, marks=pytest.mark.full)], ids=["mlp", "vgg16"])
 def test_rows_of_any_layer_are_shared_out_over_three(
     runner: LocalRunner, tmp_path: Path, model: dict[str, Any]
 ) -> None:

@@ -16,7 +16,7 @@ from parallel_core.schedule.passes.reduce import reduce_and_step
 
 FIRST = rows("zero_bubble_2024")[0]
 EFFORT = 20_000
-LONG = ("14.6B", "28.3B")
+LONG = ("6.2B", "14.6B", "28.3B")
 LIMITS = ("ZB-1p", "ZB-2p")
 
 

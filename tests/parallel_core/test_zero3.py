@@ -138,7 +138,7 @@ def test_has_the_bits_of_plain_data_parallelism(precision: str) -> None:
         assert all(np.array_equal(ours.after[name], want.after[name]) for name in want.after)
 
 
-@pytest.mark.parametrize("case", [CASES, FOURS], ids=["2 ranks", "4 ranks"])
+@pytest.mark.parametrize("case", [pytest.param(CASES, marks=pytest.mark.full), FOURS], ids=["2 ranks", "4 ranks"])
 def test_gathering_ahead_changes_no_bit(case: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, the next layer's gather starts while one computes. The switch is set before ranks are forked."""
     cases = [(model, split) for model, split in case if model.get("kind") != "resnet50"]
