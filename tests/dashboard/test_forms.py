@@ -25,6 +25,7 @@ from parallel_core.plan.room import FRAMEWORK
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec
 from tests.dashboard import factory
+from tests.dashboard.plain import plain
 
 pytestmark = pytest.mark.django_db
 
@@ -57,7 +58,8 @@ def test_will_it_run_counts_what_a_fault_holds(member: Client, two_cpus: None) -
     hog = {"inject__memory_hog": "on", "inject__memory_hog__rank": "1", "inject__memory_hog__mib": "900"}
     typed = filled(parallel__dp="2", **hog)
     page = member.post("/runs/new/check", typed).content.decode()
-    assert "Ranks 0–1, most on 1" in page and "on rank 1" in page and "Needs 948 MiB" in page
+    assert "Ranks 0–1, most on 1" in page and "on rank 1" in page and "Needs 948 MiB" in plain(page)
+    assert '<span class="whole">948 MiB</span>' in page, "no line breaks before a unit"
     typed["inject__memory_hog__mib"] = "1024"
     assert "more than the device has" in member.post("/runs/new/check", typed).content.decode()
 

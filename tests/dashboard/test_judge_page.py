@@ -24,6 +24,7 @@ def test_which_plan_trains_200_billion_on_40_gib_and_why_the_other_cannot(reader
         "A cannot: every rank holds the whole state, 3.2 TiB; no number of GPUs helps.",
     ]
     text = page.content.decode()
+    assert '<span class="whole">3.2 TiB;</span>' in text.partition("<dl")[2], "in the reason, too"
     assert text.index("B works") < text.index('id="judge-form"')
     assert "Parameters and optimizer" in text, "2.5 TiB is the whole state, which includes the gradients"
     bars = page.context["chart"].figure["data"]

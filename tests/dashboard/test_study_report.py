@@ -25,6 +25,7 @@ from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.plain import plain
 
 SPLITS: tuple[dict[str, Any], ...] = ({}, {"dp": 2}, {"pp": 2, "schedule": "naive"}, {"pp": 2, "micro_batches": 4})
 
@@ -59,7 +60,9 @@ def test_method_comes_first_and_the_answers_follow_the_table(reader: Client, stu
 def test_the_page_answers_the_same_questions_and_each_leads_to_its_place(reader: Client, study: Study) -> None:
     page = reader.get(f"/studies/{study.pk}/").content.decode()
     assert f'data-live-src="/studies/{study.pk}/questions/"' in page and "Answering the questions" in page
-    part = reader.get(f"/studies/{study.pk}/questions/").content.decode()
+    marked = reader.get(f"/studies/{study.pk}/questions/").content.decode()
+    assert re.search(r'<span class="whole">[^<]*\d (?:%|ms|[KMG]iB)', marked), "no line breaks before a unit"
+    part = plain(marked)
     view = overview(study.runs.all(), study.baseline)
     asked = report_answers.of_overview(view, report_answers.steps_of(view))
     assert all(html.escape(text) in part for one in asked for text in (one.question, *one.lines))
