@@ -57,8 +57,8 @@ def flops_text(flops_per_s: float) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """A factor with two decimals: `1.58x`."""
-    return f"{ratio:.2f}x"
+    """A factor with two decimals, from ten on to three digits: `1.58x`, `16.3x`, `106x`."""
+    return f"{ratio:.2f}x" if abs(ratio) < 9.995 else f"{significant(ratio)}x"
 
 
 def count_text(count: int) -> str:
