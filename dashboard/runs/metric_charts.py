@@ -195,7 +195,12 @@ def _range(metric: Metric, found: Sequence[selectors.Series]) -> str:
     if metric.held_out:
         return ", held out ".join(_newest(metric, [own]) for own in found if own.total)
     newest = _newest(metric, found)
-    return newest if metric.by_stage else f"{newest}, first {metric.said(float(found[0].value[0]))}"
+    if metric.by_stage:
+        return newest
+    values = found[0].value
+    if len(values) > 1 and (values == values[0]).all():
+        return f"{metric.said(float(values[0]))} at every step"
+    return f"{newest}, first {metric.said(float(values[0]))}"
 
 
 def _newest(metric: Metric, found: Sequence[selectors.Series]) -> str:

@@ -13,7 +13,7 @@ from dashboard.charts.loss import MAX_LINES
 from dashboard.runs import metric_charts, page_tiles
 from dashboard.runs.metric_rows import METRICS, NOT_DRAWN
 from dashboard.runs.models import Attempt, Run, SeriesChunk
-from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES, SHARE_SERIES
+from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES, SHARE_SERIES, encode
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import points_frame
 
@@ -211,3 +211,18 @@ def test_the_report_names_the_stage_of_each_row(alice: Any, client: Client) -> N
     factory.feed(attempt, 0, points_frame(0, 5, "lr"))
     page = client.get(reverse("runs:report", args=[run.pk])).content.decode()
     assert "Staleness by stage, updates, stage 1</th>" in page and ">Learning rate</th>" in page
+
+
+def test_a_series_that_never_changes_is_said_once(alice: Any) -> None:
+    run, attempt = stream(alice, 1, 0)
+    constant = np.zeros(3, POINT)
+    constant["step"], constant["value"] = range(3), 3e-4
+    header = {"kind": "points", "rank": 0, "t": 1.0, "series": [["lr", len(constant)]]}
+    factory.feed(attempt, 0, encode(header, constant.tobytes()))
+
+    def title() -> str:
+        return next(chart.title for chart in metric_charts.metrics(run) if chart.key == "lr")
+
+    assert title() == "Learning rate: 0.0003 at every step"
+    factory.feed(attempt, 0, points_frame(3, 1, "lr"))
+    assert title() == "Learning rate: 3.5 at step 3, first 0.0003"
