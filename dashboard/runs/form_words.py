@@ -11,7 +11,7 @@ from typing import Any
 from dashboard.runs import break_it
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.spec_fields import ENTRIES, MIB, leaf_of, leaves, mib_text, text_of
-from parallel_core.analysis.quantities import count_text
+from parallel_core.analysis.quantities import count_text, plural_text
 from parallel_core.faults import KINDS
 from parallel_core.limits import MAX_BYTES
 from parallel_core.schedule.traits import TRAITS
@@ -20,6 +20,14 @@ from parallel_core.spec import CAP_NEEDED
 SPOKEN = {"micro-batches": "parallel.micro_batches"}
 """Names in the engine's messages that differ from the spec's field names -> path."""
 SWITCHED = {"true": "on", "false": "off"}
+COUNTED = {
+    "train.eval_every": ("step", "never"),
+    "train.checkpoint_every": ("step", "only when stopped or at its time limit"),
+    "train.max_minutes": ("minute", "none"),
+    "trace.trace_every": ("step", "one step only"),
+    "trace.fingerprint_every": ("step", "never"),
+}
+"""Numbers of which 0 has a meaning of its own: path -> unit, and what 0 says."""
 
 
 def short_label(path: str) -> str:
@@ -86,13 +94,18 @@ def first_error(errors: Mapping[str, str]) -> str:
 
 
 def value_words(path: str, value: Any) -> str:
-    """A leaf's value as its field shows it: the label of a choice, yes or no for a switch; '' for nothing."""
+    """A leaf's value for reading: the label of a choice, yes or no for a switch, some numbers with their unit, any
+    other as its field shows it; '' for nothing."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     info = leaves().get(path)
     if info is not None and value in typing.get_args(info.annotation):
         return CHOICE_LABELS.get(str(value), str(value))
-    return str(text_of(path, value))
+    text = str(text_of(path, value))
+    if path not in COUNTED:
+        return text
+    unit, of_zero = COUNTED[path]
+    return f"{text} {plural_text(value, unit).rpartition(' ')[2]}" if value else of_zero
 
 
 def _cap_in_mib(found: re.Match[str]) -> str:

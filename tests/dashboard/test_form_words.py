@@ -107,3 +107,17 @@ def test_notes_of_an_imported_trace_name_fields_of_its_run_alone() -> None:
 def test_an_import_that_never_said_whether_it_is_whole_counts_as_whole() -> None:
     """Versions that did not record it stored only whole imports."""
     assert missing(Trace(ranks={"0": {"file": "a.json", "device": "cpu", "steps": {"1": 3}}}), 1) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "read"),
+    [
+        ("train.max_minutes", 0.0, "none"),
+        ("train.max_minutes", 1.5, "1.5 minutes"),
+        ("train.checkpoint_every", 1, "1 step"),
+        ("trace.trace_every", 10, "10 steps"),
+        ("train.eval_every", 0, "never"),
+    ],
+)
+def test_a_number_that_may_be_0_is_read_with_its_unit_or_with_what_0_means(path: str, value: float, read: str) -> None:
+    assert value_words(path, value) == read
