@@ -12,7 +12,14 @@ from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_picture import Picture, picture
 from dashboard.runs.submission import Assessment
 from parallel_core.analysis.names import CATEGORY_NAMES
-from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, range_text, seconds_text
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    count_text,
+    listed_text,
+    percent_text,
+    range_text,
+    seconds_text,
+)
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import outline_of
@@ -130,7 +137,7 @@ def _devices(found: Assessment) -> str:
 def _batch(spec: RunSpec) -> str:
     split, size = spec.parallel, spec.micro_batch_size
     parts = f"{split.micro_batches} micro-batch{'es' if split.micro_batches > 1 else ''} × {size}"
-    targets = f"{spec.tokens_per_step:,} {outline_of(spec.model).target}".replace(",", "\u202f")
+    targets = f"{count_text(spec.tokens_per_step)} {outline_of(spec.model).target}"
     if split.replicas is not None:
         return f"{spec.train.global_batch} samples a step = {parts}, to the replicas in turn; {targets}." + (
             f" {uneven}" if (uneven := advice(split.replicas, split.micro_batches)) else ""

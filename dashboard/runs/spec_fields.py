@@ -27,8 +27,6 @@ from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
 MIB = 1024 * 1024
-THIN = "\u202f"
-
 ENTRIES = {entry.path: entry for group in GROUPS for entry in group.entries}
 
 
@@ -62,7 +60,7 @@ def bounds(info: FieldInfo) -> str:
         return ""
     strict = "above " if any(isinstance(m, Gt) for m in rules) else ""
     below = "below " if any(isinstance(m, Lt) for m in rules) else ""
-    return f"{strict}{low:,} to {below}{high:,}".replace(",", THIN)
+    return f"{strict}{low:,} to {below}{high:,}".replace(",", "\N{NO-BREAK SPACE}")
 
 
 def _rules(info: FieldInfo) -> list[Any]:

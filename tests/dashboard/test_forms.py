@@ -207,6 +207,7 @@ def test_the_live_check_answers_with_messages_and_memory_and_queues_nothing(memb
     spoken = page.partition('id="panel-verdict" aria-live="polite">')[2].partition('id="panel-rest"')[0]
     assert "<strong>Yes.</strong>" in spoken and "Strategy" not in spoken
     good = member.post("/runs/new/check", filled(parallel__pp="2", parallel__micro_batches="8")).content.decode()
+    assert "2\N{NO-BREAK SPACE}048 tokens" in good and "1\N{NO-BREAK SPACE}048\N{NO-BREAK SPACE}576" in page
     assert "PP-1F1B" in good and "Rank 1" in good and "activations" in good
     bad = member.post("/runs/new/check", filled(parallel__tp="3")).content.decode()
     assert "Tensor parallel = 3 does not divide Attention heads = 4; try 1, 2, 4." in bad
