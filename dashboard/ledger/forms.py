@@ -13,6 +13,7 @@ from dashboard.ledger.model_words import differences, with_details
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.optimizers import optimizer_field
 from dashboard.ledger.selectors import profile_key
+from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.models import Run
 from dashboard.runs.presets import PRESETS
 from parallel_core.outline import outline_of
@@ -51,7 +52,8 @@ def models() -> dict[str, RunSpec]:
             known.add(key)
             title = outline_of(spec.model).title
             first = firsts.setdefault(title, spec.model)
-            more = f"{spec.train.global_batch} samples, {spec.train.precision}, {spec.train.device}{CUTS[cut]}"
+            device = CHOICE_LABELS[spec.train.device]
+            more = f"{spec.train.global_batch} samples, {spec.train.precision}, {device}{CUTS[cut]}"
             more += ", deterministic" if other_kernels(spec) else ""
             found[f"{with_details(title, differences(spec.model, first))}: {more}"] = spec
     return found

@@ -12,6 +12,7 @@ from django.urls import reverse
 from dashboard.analyst.models import Search
 from dashboard.ledger.alpa_part import Part
 from dashboard.ledger.fleet_page import MOST_MIB
+from dashboard.ledger.forms import models
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.ledger.optimizers import named, with_optimizer
 from dashboard.runs import services
@@ -297,3 +298,7 @@ def test_plans_count_the_states_of_the_chosen_optimizer(member: Client, profile:
         assert part.optimizer == named(name)
     refused = member.get(f"/partition/fleet/?profile={profile.pk}&optimizer=lion").content.decode()
     assert "must be adamw, sgd or plain-sgd" in plain(refused)
+
+
+def test_models_to_profile_name_their_device_as_other_pages_do() -> None:
+    assert any(title.endswith("fp32, CPU") for title in models()) and not any(", cpu" in title for title in models())
