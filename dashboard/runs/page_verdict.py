@@ -129,7 +129,7 @@ def _running(run: Run) -> Verdict:
     elif run.tokens_per_s:
         parts.append(rate_text(run.tokens_per_s, target_of(run)))
     parts += filter(None, [left_text(run)])
-    return Verdict(f"{', '.join(parts)}{_bubble(run, spec)}.", more=numerics(run))
+    return Verdict(f"{_diverged(run)}{', '.join(parts)}{_bubble(run, spec)}.", more=_skipped(run))
 
 
 def _bubble(run: Run, spec: RunSpec) -> str:
@@ -156,7 +156,7 @@ def planned_bubble(spec: RunSpec) -> float:
 def _succeeded(run: Run) -> Verdict:
     timed, early = run.summary.get("timed"), f"{_detail(run)} " if run.cause == "time_limit" else ""
     if not timed:
-        return Verdict(f"{early}{(run.step or 0) + 1} steps done; none was timed.")
+        return Verdict(f"{early}{_diverged(run)}{(run.step or 0) + 1} steps done; none was timed.")
     spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])} over {timed['n']} timed steps"
     first = f"{seconds_text(timed['median'])} a step ({spread if timed['n'] > 1 else 'the only one that was timed'})"
     if timed["median"] > 0:
@@ -164,9 +164,9 @@ def _succeeded(run: Run) -> Verdict:
         first += f", {rate_text(rate, target_of(run))}"
     memory = run.summary.get("memory")
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
-    risen = _rise(run)
+    risen = _diverged(run) or _rise(run)
     ending = "" if risen and not run.summary.get("held_out") else _final_losses(run)
-    more = [numerics(run), _busy(run), lateness(run.summary.get("staleness") or {})]
+    more = [_skipped(run), _busy(run), lateness(run.summary.get("staleness") or {})]
     return Verdict(f"{early}{risen}{first}.{second}{ending}", more=" ".join(part for part in more if part))
 
 
@@ -228,19 +228,23 @@ def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:
     return f"Gradients came late by so many updates of the weights: {', '.join(parts)}."
 
 
-def numerics(run: Run) -> str:
-    """Sentences on a loss that is not finite and on steps that fp16 skipped; '' if there is nothing to report."""
-    loss, counts = selectors.series(run, "loss"), selectors.series(run, "skipped_steps")
-    said = []
-    if len(loss.value) and not np.isfinite(loss.value[-1]):
-        last_good = np.flatnonzero(np.isfinite(loss.value))
-        first_bad = loss.step[last_good[-1] + 1] if len(last_good) else loss.step[0]
-        said.append(f"The loss is not a finite number from step {first_bad} on: try a lower learning rate.")
-    spec = RunSpec.stored(run.spec)
+def _diverged(run: Run) -> str:
+    """That the loss is not finite any more, which nothing else about the run matters beside; else ''."""
+    loss = selectors.series(run, "loss")
+    if not len(loss.value) or np.isfinite(loss.value[-1]):
+        return ""
+    last_good = np.flatnonzero(np.isfinite(loss.value))
+    first_bad = loss.step[last_good[-1] + 1] if len(last_good) else loss.step[0]
+    return f"The loss is not a finite number from step {first_bad} on: try a lower learning rate. "
+
+
+def _skipped(run: Run) -> str:
+    """How many updates fp16 skipped; '' if none."""
+    spec, counts = RunSpec.stored(run.spec), selectors.series(run, "skipped_steps")
     skipped, of = skipped_of(spec, counts.value, int(counts.step[0]) if counts.shown else 0)
-    if skipped:
-        said.append(f"{skipped:.0f} of {of} {what_is_skipped(spec)[0]} were skipped: their fp16 gradients overflowed.")
-    return " ".join(said)
+    if not skipped:
+        return ""
+    return f"{skipped:.0f} of {of} {what_is_skipped(spec)[0]} were skipped: their fp16 gradients overflowed."
 
 
 def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:

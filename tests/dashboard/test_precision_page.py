@@ -10,7 +10,7 @@ import pytest
 
 from dashboard.runs.metric_charts import metrics
 from dashboard.runs.models import SeriesChunk
-from dashboard.runs.page_verdict import numerics, verdict
+from dashboard.runs.page_verdict import verdict
 from dashboard.runs.selectors import attempt_of
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory
@@ -50,13 +50,13 @@ def test_a_pipeline_that_stays_full_skips_updates(alice: Any) -> None:
     split = {"pp": 2, "micro_batches": 4, "schedule": "1f1b-stash"}
     run = factory.finished(alice, split, train={"precision": "fp16", "clip": "stage"})
     add_series(run, "skipped_steps", [4.0] + [7.0] * 42)
-    assert numerics(run) == "7 of 172 updates of the first stage were skipped: their fp16 gradients overflowed."
+    assert verdict(run).more == "7 of 172 updates of the first stage were skipped: their fp16 gradients overflowed."
     assert "Updates of the first stage skipped so far: 7 at step 42, first 4" in [one.title for one in metrics(run)]
 
 
 def test_other_runs_have_neither_chart_nor_sentence(alice: Any) -> None:
     run = factory.finished(alice)
-    assert numerics(run) == ""
+    assert verdict(run).more == ""
     assert not {"loss_scale", "skipped_steps"} & {chart.key for chart in metrics(run)}
 
 
@@ -68,4 +68,6 @@ def test_a_loss_that_stays_no_number_is_said(alice: Any, losses: list[float], st
     run = factory.finished(alice)
     add_series(run, "loss", losses)
     said = f"The loss is not a finite number from step {step} on: try a lower learning rate."
-    assert numerics(run) == ("" if step is None else said)
+    told = verdict(run)
+    assert told.sentence.startswith(said) is (step is not None), "it is the first thing to see"
+    assert said not in told.more
