@@ -38,7 +38,7 @@ def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None =
             row_height(len(drawn)),
             barmode="stack",
             bargap=0.25,
-            xaxis=theme.axis("MiB", range=[0, 1.12 * (max(largest, limit or 0) if near else largest) / MIB or 1]),
+            xaxis=theme.axis("MiB", range=[0, 1.2 * (max(largest, limit or 0) if near else largest) / MIB or 1]),
             yaxis=theme.rows_axis(ticks(drawn)),
         ),
     }

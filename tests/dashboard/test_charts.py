@@ -116,6 +116,13 @@ def test_limit_far_away_is_said_and_not_drawn() -> None:
     assert "limit 1 TiB" in far.subtitle
 
 
+def test_the_number_of_the_longest_bar_has_room_on_a_phone() -> None:
+    """Its plot is 175 px wide there, and the margin beside it 16: "34 MiB" takes 45."""
+    layout, data = (memory.chart(ENTRIES, "t", "s").figure[part] for part in ("layout", "data"))
+    longest = max(end for trace in data if trace.get("mode") == "text" for end in trace["x"])
+    assert (1 - longest / layout["xaxis"]["range"][1]) * 175 + 16 >= 45
+
+
 def test_names_are_escaped_for_plotly() -> None:
     made = speedup.chart([entry("<b>x</b>", 60, 1.6)], "t", "s")
     assert "<b>x" not in json.dumps(made.figure)
