@@ -34,7 +34,7 @@ def chart(
     goals = [{**line, "x": [side * 100 * goal] * 2} for side in (-1, 1)] if goal else []
     layout = theme.layout(
         72 + 24 * len(found),
-        xaxis=theme.axis(f"error, % (right: {right})", range=[-widest, widest], zeroline=True),
+        xaxis=theme.axis("error, %", range=[-widest, widest], zeroline=True),
         yaxis=theme.rows_axis([theme.escape_label(row.key) for row in found]),
         bargap=0.35,
     )
@@ -42,12 +42,13 @@ def chart(
     figure = {"data": [_bars(found), *goals], "layout": layout}
     columns = ("row", against, "predicted", "error", "fitted on", "source")
     source = f"{against}: {'; '.join(dict.fromkeys(row.source for row in found))}; predicted by this planner"
-    return Chart(key, title, _subtitle(found, goal, against), source, figure, columns, table(found))
+    return Chart(key, title, _subtitle(found, goal, against, right), source, figure, columns, table(found))
 
 
-def _subtitle(found: Sequence[Row], goal: float | None, against: str) -> str:
-    """Says what the bars show; mentions outlines and the dotted goal only where there are some."""
-    words = f"(predicted \N{MINUS SIGN} {against}) / {against}, %"
+def _subtitle(found: Sequence[Row], goal: float | None, against: str, right: str) -> str:
+    """Says what the bars show, and `right`, for which a phone has no room at the axis; mentions outlines and the dotted
+    goal only where there are some."""
+    words = f"(predicted \N{MINUS SIGN} {against}) / {against}, %; right = {right}"
     words += "; outlined bars are the rows that constants were fitted on" if any(row.fitted for row in found) else ""
     return words + (f", dotted = the {100 * goal:.0f} % aimed at" if goal else "")
 

@@ -68,7 +68,9 @@ def test_on_a_phone_a_number_has_room_behind_its_bar() -> None:
 
 
 def test_only_a_chart_with_outlined_bars_says_what_they_are() -> None:
-    assert "outlined" in errors.chart("times", "", accuracy.step_times()).subtitle
+    times = errors.chart("times", "", accuracy.step_times())
+    assert "outlined" in times.subtitle and "right = predicted too slow" in times.subtitle
+    assert times.figure["layout"]["xaxis"]["title"]["text"] == "error, %", "more is cut on a phone"
     assert "outlined" not in errors.chart("layers", "", accuracy.layer_times()).subtitle
     assert "percentage points" in accuracy_page.memory().sentences[1]
 
