@@ -17,6 +17,7 @@ from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory
+from tests.dashboard.plain import plain
 
 pytestmark = pytest.mark.django_db
 
@@ -104,7 +105,7 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
         "each line has its own colour and dash"
     )
     assert "dotted = broken, dashed = proof" in lines.subtitle
-    assert "the speed of the broken run" in found.proof and found.proof in part.replace("&#x27;", "'")
+    assert "the speed of the broken run" in found.proof and found.proof in plain(part).replace("&#x27;", "'")
     assert breakages.BY_KEY["naive"].symptom in client.get(f"/studies/{study.pk}/report/").content.decode()
 
 
