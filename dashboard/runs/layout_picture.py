@@ -9,7 +9,7 @@ from dashboard.numbers import number
 from dashboard.runs.layout_boxes import Box, box_of
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_splits import Splits, resplit, splits_of
-from parallel_core.analysis.quantities import bytes_text, count_text, percent_text
+from parallel_core.analysis.quantities import bytes_text, count_text, large_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.outline.splits import TensorSplit
 from parallel_core.plan.peak import standing
@@ -141,9 +141,9 @@ def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[CommVolume], h
     )  # weights may have copies
     whole = parameter_count(spec.model)
     text = f"Rank {rank} holds {layers} of {len(spec.model.units())} layers and {percent_text(mine / whole)} of "
-    text += f"{count_text(whole)} parameters"
+    text += f"{large_text(whole)} parameters"
     if not spoken:
-        return f"{text}; it talks to nobody."
+        return f"{text}; it sends nothing."
     most = max(spoken, key=lambda talk: (not talk.receives, talk.wire))
     apart = sent_bytes(talk for talk in spoken if hosts.between(rank, talk))
     sent = f"{bytes_text(sent_bytes(spoken))} a step" + (f", {bytes_text(apart)} of it between hosts" if apart else "")

@@ -66,6 +66,13 @@ def count_text(count: int) -> str:
     return f"{count:,}".replace(",", "\N{NO-BREAK SPACE}")
 
 
+def large_text(count: int) -> str:
+    """A count to three digits, with the largest of k, M, B (10^9) and T of which there is one: `175 B`, `812 k`."""
+    units = ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k"), (1, ""))
+    scale, unit = next(((s, u) for s, u in units if count >= s), units[-1])
+    return f"{significant(count / scale)}{unit}"
+
+
 def figure_text(value: float) -> str:
     """A number without a unit: three digits, from a thousand on whole with its thousands separated: `4.5`, `2 222`."""
     return count_text(round(value)) if value >= 1000 else significant(value)

@@ -107,7 +107,7 @@ def test_a_single_device_talks_to_nobody() -> None:
     alone = picture(spec(), 9)
     assert (alone.rank, alone.said) == (0, [])
     assert alone.instead == "There is no rank 9: the only one is rank 0. Rank 0 is shown."
-    assert alone.sentence.endswith("it talks to nobody.")
+    assert alone.sentence.endswith(" of 875 k parameters; it sends nothing.")
 
 
 @pytest.mark.usefixtures("redis_url")
