@@ -6,14 +6,22 @@ import gc
 import importlib
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from django.template import engines
+from uvicorn_worker import UvicornWorker
 
 from parallel_core.processes import die_with, die_with_told_parent
 from parallel_core.version import version
 
-worker_class = "uvicorn_worker.UvicornWorker"
+
+class WebWorker(UvicornWorker):
+    """uvicorn's, which does not ask Django for lifespan events: it has none, and the log would say so at each start."""
+
+    CONFIG_KWARGS: ClassVar[dict[str, Any]] = {**UvicornWorker.CONFIG_KWARGS, "lifespan": "off"}
+
+
+worker_class = "dashboard.gunicorn.WebWorker"
 control_socket_disable = True
 graceful_timeout = 2
 """Seconds that open event streams can delay a shutdown."""

@@ -6,6 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from django.utils.module_loading import import_string
+from uvicorn.config import Config
+from uvicorn.lifespan.off import LifespanOff
+
+from dashboard import gunicorn
+from dashboard.asgi import application
 from tests.dashboard.database_file import ROOT, env_of
 
 
@@ -16,4 +22,11 @@ def test_no_web_process_retires_while_it_has_streams_open(tmp_path: Path) -> Non
     done = subprocess.run([*command, "--print-config"], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     read = dict(line.split(" = ", 1) for line in done.stdout.splitlines() if " = " in line)
     settings = {name.strip(): value for name, value in read.items()}
-    assert settings["max_requests"] == "0" and settings["worker_class"] == "uvicorn_worker.UvicornWorker"
+    assert settings["max_requests"] == "0" and settings["worker_class"] == gunicorn.worker_class
+
+
+def test_the_application_is_not_asked_for_events_that_it_has_not() -> None:
+    """Django has no handler of start and end: the log would say at every start that the protocol is not supported."""
+    config = Config(application, log_config=None, **import_string(gunicorn.worker_class).CONFIG_KWARGS)
+    config.load()
+    assert config.lifespan_class is LifespanOff
