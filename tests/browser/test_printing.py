@@ -56,3 +56,26 @@ def test_no_column_of_a_wide_table_is_cut_off_by_the_edge_of_the_paper(page: Pag
         assert page.locator(".table-scroll").evaluate_all("(all) => all.some((one) => one.offsetWidth > 0)")
         assert page.evaluate(CUT, A4_PX) == []
         page.emulate_media(media="screen")
+
+
+DRAWN = "() => document.querySelector('.chart[data-src] .js-plotly-plot') !== null"
+
+
+def test_a_chart_that_was_never_scrolled_to_is_printed(page: Page, stocked: dict[str, Any]) -> None:
+    """Its numbers are fetched when it comes near the screen: under its heading the paper had nothing."""
+    page.set_viewport_size({"width": 1440, "height": 300})
+    page.goto(f"/studies/{stocked['study']}/")
+    page.locator(".chart-box .xtick text").first.wait_for()
+    assert not page.evaluate(DRAWN)
+    page.evaluate(f"() => addEventListener('afterprint', () => {{ window.printed = ({DRAWN})(); }})")
+    page.pdf()
+    until(page, "() => window.printed === true")
+
+
+def test_what_only_a_screen_is_for_is_not_printed(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto(f"/runs/{stocked['dp']}/?tab=timeline")
+    files = page.locator("main a[download]:visible")
+    files.first.wait_for()
+    page.emulate_media(media="print")
+    assert files.count() == 0
+    page.emulate_media(media="screen")

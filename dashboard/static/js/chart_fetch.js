@@ -1,6 +1,7 @@
 /* Fetches the numbers of charts, and says under a drawn chart when that failed.
  *
  *   const chart = await fetchChart(url);   // the Chart object; each error is told in a sentence
+ *   const chart = fetchChartNow(url);      // the same, and the page stands still meanwhile
  *   reason(error)                          // that sentence, without what a browser or a library says itself
  *   note(element, words, "scale")          // under the drawing, in place of the note before on the same; without
  *                                          // words, none
@@ -19,13 +20,31 @@ export async function fetchChart(url) {
     throw told(Error, "The server could not be reached.");
   });
   if (answer.redirected) throw told(Refused, "You are signed out.");
-  if (!answer.ok) {
-    const Kind = answer.status < 500 ? Refused : Error;
-    throw Object.assign(told(Kind, `The server answered ${answer.status}.`), { status: answer.status });
-  }
+  if (!answer.ok) throw refusal(answer.status);
   return answer.json().catch(() => {
     throw told(Error, "The answer of the server was cut off.");
   });
+}
+
+function refusal(status) {
+  return Object.assign(told(status < 500 ? Refused : Error, `The server answered ${status}.`), { status });
+}
+
+export function fetchChartNow(url) {
+  const asked = new XMLHttpRequest();
+  asked.open("GET", url, false);
+  asked.setRequestHeader("Accept", "application/json");
+  try {
+    asked.send();
+  } catch {
+    throw told(Error, "The server could not be reached.");
+  }
+  if (asked.status !== 200) throw refusal(asked.status);
+  try {
+    return JSON.parse(asked.responseText);
+  } catch {
+    throw told(Refused, "You are signed out."); // led to the page that asks for the password
+  }
 }
 
 export function note(element, words, about = "numbers") {

@@ -15,7 +15,7 @@
 import { lift, paint } from "./chart_bars.js";
 import { offerAll, offerZoom } from "./chart_buttons.js";
 import { followChoices } from "./chart_curves.js";
-import { fetchChart, note, reason, told } from "./chart_fetch.js";
+import { fetchChart, fetchChartNow, note, reason, told } from "./chart_fetch.js";
 import { fitted, widthClass } from "./chart_fit.js";
 import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
@@ -79,10 +79,10 @@ export function view(key) {
   return entry && followed(entry.box) && entry.box.layout?.xaxis ? part(entry) : "";
 }
 
-async function show(element) {
+async function show(element, fetched = fetchChart) {
   let figure;
   if (element.dataset.src) {
-    const chart = await fetchChart(element.dataset.src);
+    const chart = await fetched(element.dataset.src);
     if (!element.isConnected) return; // another one with its key may be mounted by now
     describe(element, chart);
     figure = chart.figure;
@@ -95,9 +95,9 @@ async function show(element) {
   await draw(entry);
 }
 
-async function mount(element) {
+async function mount(element, fetched) {
   try {
-    await show(element);
+    await show(element, fetched);
   } catch (error) {
     failed(element, error);
   }
@@ -239,12 +239,12 @@ export function watch(root = document) {
   }
 }
 
-/* Printing includes charts that have not been scrolled to, if their numbers are on the page. */
+/* Printing includes charts that have not been scrolled to. The paper shows what is there when this listener returns. */
 window.addEventListener("beforeprint", () => {
-  for (const element of document.querySelectorAll(".chart[data-chart]:not([data-src])")) {
+  for (const element of document.querySelectorAll(".chart[data-chart]")) {
     if (mounted.get(element.dataset.chart)?.element.isConnected || !element.offsetWidth) continue;
     near.unobserve(element);
-    mount(element);
+    mount(element, fetchChartNow);
   }
 });
 
