@@ -9,7 +9,7 @@ from typing import Any
 from django import forms
 
 from parallel_core import limits
-from parallel_core.analysis.quantities import count_text, sentence_text, significant
+from parallel_core.analysis.quantities import bound_text, count_text, sentence_text
 
 MOST_SHOWN = 24
 """Characters of a wrong value that a message repeats."""
@@ -106,7 +106,7 @@ class NumberList(forms.CharField):
         except ValueError:
             raise forms.ValidationError(LISTED) from None
         if any(not 1 <= n <= limits.MAX_MICRO_BATCHES for n in numbers):
-            raise forms.ValidationError(f"Each must be from 1 to {limits.MAX_MICRO_BATCHES}.")
+            raise forms.ValidationError(f"Each must be from 1 to {count_text(limits.MAX_MICRO_BATCHES)}.")
         unique = list(dict.fromkeys(numbers))
         if len(unique) > MOST_NUMBERS:
             raise forms.ValidationError(f"Write at most {MOST_NUMBERS} different numbers; these are {len(unique)}.")
@@ -117,13 +117,10 @@ class NumberList(forms.CharField):
 
 
 def _between(least: Any, most: Any) -> str:
-    if least is not None and most is not None:
-        return f" from {_text(least)} to {_text(most)}"
-    return f" of at least {_text(least)}" if least is not None else "" if most is None else f" of at most {_text(most)}"
-
-
-def _text(bound: float) -> str:
-    return count_text(bound) if isinstance(bound, int) else significant(bound, 12)
+    low, high = ("" if bound is None else bound_text(bound) for bound in (least, most))
+    if low and high:
+        return f" from {low} to {high}"
+    return f" of at least {low}" if low else f" of at most {high}" if high else ""
 
 
 def _flat(choices: Any) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
-from parallel_core.analysis.quantities import plural_text, sentence_text, short_text
+from parallel_core.analysis.quantities import bound_text, plural_text, sentence_text, short_text
 
 _MOST_SAID = 600
 """Longest message, in characters."""
@@ -198,6 +198,5 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
 
 def _bound_text(bound: str, words: str, got: str, ctx: dict[str, Any]) -> str:
     limit = ctx[bound]
-    whole = isinstance(limit, float) and limit.is_integer() and abs(limit) < _LONG
     given = got.replace("'", "")  # the number may have been given as text
-    return f"Must be {words} {int(limit) if whole else limit}{given}."
+    return f"Must be {words} {bound_text(limit) if abs(limit) < _LONG else limit}{given}."

@@ -17,6 +17,7 @@ from parallel_core import limits
 from parallel_core.analysis.generated import (
     text,
 )
+from parallel_core.analysis.quantities import count_text
 from parallel_core.generation_request import inference, read_request
 from parallel_core.spec import RunSpec, field_errors
 from workers.contract import ResumeFrom
@@ -83,7 +84,7 @@ class Split(NamedTuple):
             raise ValueError(f"“{written.strip()[:40]}” is no split; {what}.")
         split = cls(*map(int, found.groups()))
         if not all(1 <= degree <= limits.MAX_DEGREE for degree in split):
-            raise ValueError(f"Each number of “{written.strip()}” must be from 1 to {limits.MAX_DEGREE}.")
+            raise ValueError(f"Each number of “{written.strip()}” must be from 1 to {count_text(limits.MAX_DEGREE)}.")
         return split
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from dashboard.runs import priority as levels
 from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
 from parallel_core import limits
-from parallel_core.analysis.quantities import sentence_text
+from parallel_core.analysis.quantities import count_text, sentence_text
 from parallel_core.faults import sentences
 from parallel_core.plan.memory import counted, fullest
 from parallel_core.plan.room import device_bytes
@@ -308,7 +308,7 @@ def notes_errors(notes: str) -> dict[str, str]:
     if "\x00" in notes:
         return {"notes": NO_NULL}
     if len(notes) > MAX_NOTES:
-        return {"notes": f"Notes have at most {MAX_NOTES} characters; these have {len(notes)}."}
+        return {"notes": f"Notes have at most {count_text(MAX_NOTES)} characters; these have {count_text(len(notes))}."}
     return {}
 
 

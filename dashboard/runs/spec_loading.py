@@ -17,6 +17,7 @@ from dashboard.runs import break_it, spec_fields
 from dashboard.runs.entry import html_name
 from dashboard.runs.forms import uploaded_text
 from dashboard.runs.services import Invalid
+from parallel_core.analysis.quantities import count_text
 from parallel_core.faults import KINDS
 from parallel_core.spec import RunSpec
 
@@ -68,7 +69,9 @@ def parsed(text: str) -> dict[str, Any]:
     if not text.strip():
         raise ValueError(NOTHING)
     if len(text) > MAX_SPEC:
-        raise ValueError(f"A spec has at most {MAX_SPEC} characters; this text has {len(text)}.")
+        raise ValueError(
+            f"A spec has at most {count_text(MAX_SPEC)} characters; this text has {count_text(len(text))}."
+        )
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:

@@ -28,7 +28,7 @@ from dashboard.runs.presets import BY_KEY, PRESETS
 from dashboard.runs.spec_loading import SpecForm
 from dashboard.runs.states import retries_at_first
 from parallel_core import limits
-from parallel_core.analysis.quantities import sentence_text
+from parallel_core.analysis.quantities import count_text, sentence_text
 from parallel_core.observe.trace_request import read_how
 from workers.contract import ResumeFrom
 
@@ -199,7 +199,7 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
     hints = {
         "name": f"at most {limits.MAX_NAME} characters",
         "tags": "separated by commas",
-        "notes": f"what it is to show, or what it showed; at most {services.MAX_NOTES} characters",
+        "notes": f"what it is to show, or what it showed; at most {count_text(services.MAX_NOTES)} characters",
     }
     context = {"run": run, "values": values, "errors": errors, "hints": hints}
     return render(request, "runs/edit.html", context, status=422 if errors else 200)

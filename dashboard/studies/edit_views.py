@@ -14,10 +14,12 @@ from dashboard.runs.services import MAX_NOTES
 from dashboard.studies import editing, services
 from dashboard.studies.models import Study
 from parallel_core import limits
+from parallel_core.analysis.quantities import count_text
 
 HINTS = {
     "name": f"at most {limits.MAX_NAME} characters",
-    "notes": f"what it is to find out, or what it found; on its page and in its report; at most {MAX_NOTES} characters",
+    "notes": "what it is to find out, or what it found; on its page and in its report; "
+    f"at most {count_text(MAX_NOTES)} characters",
 }
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallel_core import limits
+from parallel_core.analysis.quantities import count_text
 from parallel_core.outline.recompute import label_of
 from parallel_core.schedule import custom
 from parallel_core.schedule.check import ScheduleError
@@ -60,7 +61,7 @@ class StageSplit:
                 f"write 2 to {limits.MAX_STAGES} of them, such as 2-1."
             )
         if any(not 1 <= number <= limits.MAX_DEGREE for stage in found for number in stage):
-            raise ValueError(f"Each number of “{shown(text)}” must be from 1 to {limits.MAX_DEGREE}.")
+            raise ValueError(f"Each number of “{shown(text)}” must be from 1 to {count_text(limits.MAX_DEGREE)}.")
         replicas, widths = zip(*found, strict=True)
         return cls(replicas, widths)
 
@@ -161,7 +162,9 @@ class Again:
             )
         layers = sorted({int(number) for number in found[2].replace(",", " ").split()})
         if len(layers) > limits.MAX_STAGES:
-            raise ValueError(f"Write at most {limits.MAX_STAGES} layers; these are {len(layers)}.")
+            raise ValueError(
+                f"Write at most {count_text(limits.MAX_STAGES)} layers; these are {count_text(len(layers))}."
+            )
         return cls((found[1] or "full").lower(), tuple(layers))
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from django import forms
 
 from dashboard.fields import MOST_NUMBERS
 from dashboard.studies.written import Again, OwnSchedule, StageSplit, read_schedules, schedules_text
+from parallel_core.analysis.quantities import count_text
 
 MOST_WRITTEN = 16 * 1024
 """The most characters of a field. A list of all layers of the deepest model has about 6 000."""
@@ -30,7 +31,9 @@ class Written(forms.CharField):
     def to_python(self, value: Any) -> Any:
         text = super().to_python(value) or ""
         if len(text) > MOST_WRITTEN:  # not `max_length`, which would be that of the list
-            raise forms.ValidationError(f"Write at most {MOST_WRITTEN} characters; these are {len(text)}.")
+            raise forms.ValidationError(
+                f"Write at most {count_text(MOST_WRITTEN)} characters; these are {count_text(len(text))}."
+            )
         parts = [part.strip() for part in re.split(self.apart, text)]
         try:
             unique = list(dict.fromkeys(str(self.read(part)) for part in parts if part))

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Sequence
 
+_EXACT = 1e15
+"""Below it a float tells whole numbers apart."""
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -71,6 +73,12 @@ def large_text(count: int) -> str:
     units = ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k"), (1, ""))
     scale, unit = next(((s, u) for s, u in units if count >= s), units[-1])
     return f"{significant(count / scale)}{unit}"
+
+
+def bound_text(value: float) -> str:
+    """A limit in full precision, a whole one with its thousands separated: what a message names is itself allowed."""
+    whole = isinstance(value, int) or (value.is_integer() and abs(value) < _EXACT)
+    return count_text(int(value)) if whole else significant(value, 12)
 
 
 def figure_text(value: float) -> str:

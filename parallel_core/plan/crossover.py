@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, Literal
 
-from parallel_core.analysis.quantities import plural_text
+from parallel_core.analysis.quantities import bound_text, plural_text
 from parallel_core.plan.cluster.problems import Problems, require
 
 Along = Literal["hidden", "bandwidth", "micro_batches"]
@@ -58,7 +58,7 @@ class CrossoverCase:
         found.number("flops", self.flops / 1e12, 0, MOST_TFLOPS, " TFLOP/s")
         found.number("bandwidth", self.bandwidth / 1e9, 0, MOST_GBPS, " GB/s")
         if not 0 <= 1e6 * self.alpha <= MOST_US:
-            found.add("alpha", f"Must be from 0 to {MOST_US:.0f} µs; got {1e6 * self.alpha:g}.")
+            found.add("alpha", f"Must be from 0 to {bound_text(MOST_US)} µs; got {1e6 * self.alpha:g}.")
         return found.messages
 
     @property

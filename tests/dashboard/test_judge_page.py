@@ -80,7 +80,7 @@ def test_wrong_values_are_told_at_their_field(reader: Client) -> None:
     page = reader.get(PAGE, setups(a_plan="TP eight", b_network="0"))
     a, b = page.context["forms"]
     assert "is not understood" in a.errors["plan"][0]
-    assert b.errors["network"] == ["Must be from 0.000001 to 100000 GB/s; got 0."]
+    assert b.errors["network"] == ["Must be from 0.000001 to 100\xa0000 GB/s; got 0."]
     assert "cannot be judged" in page.content.decode()
 
 

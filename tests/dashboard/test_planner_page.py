@@ -77,8 +77,8 @@ def test_nothing_fits_is_a_designed_state(reader: Client) -> None:
 @pytest.mark.parametrize(
     ("asked", "field", "words"),
     [
-        ({"network": "0"}, "network", "Must be from 0.000001 to 100000 GB/s; got 0."),
-        ({"memory": "-4"}, "memory", "Must be from 0.000001 to 4096 GiB; got -4."),
+        ({"network": "0"}, "network", "Must be from 0.000001 to 100\xa0000 GB/s; got 0."),
+        ({"memory": "-4"}, "memory", "Must be from 0.000001 to 4\xa0096 GiB; got -4."),
         ({"devices": "1000000"}, "devices", "1 to 100"),
         ({"devices": "1001"}, "devices", "try 1000 or 1008"),
         ({"heads": "7"}, "heads", "does not divide hidden=12288"),

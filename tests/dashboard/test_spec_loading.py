@@ -94,7 +94,7 @@ def test_a_section_that_is_none_is_said_and_left_out(yard: Client, section: Any)
         ('{"train": {"lr": ' + "1" * 5000 + "}}", "a number is too long"),
         ("[" * 100_000, "nested too deeply"),
         ('{"train": {"lr": "\\ud800"}}', "half of a surrogate pair"),
-        ("{" + " " * MAX_SPEC + "}", "at most 1048576 characters"),
+        ("{" + " " * MAX_SPEC + "}", "at most 1\xa0048\xa0576 characters"),
     ],
 )
 def test_what_is_no_spec_is_refused_in_words(text: str, said: str) -> None:

@@ -156,7 +156,7 @@ def test_sweep_names_the_value_it_leaves_out(member: Client) -> None:
         ("train__lr", "0", "more than 0"),
         ("devices", "64", "The fleet has 2 CPU devices"),
         ("micro_batches", "2, x", "Write whole numbers"),
-        ("micro_batches", "5000", "Each must be from 1 to 4096"),
+        ("micro_batches", "5000", "Each must be from 1 to 4\xa0096"),
         ("timed_steps", "3", "Timed steps must be a whole number from 10 to"),
         ("repeats", "99", "Repeats must be a whole number from 1 to 20; got 99."),
         ("train__corpus", "blob:" + "0" * 64, "Corpus must be stdlib"),

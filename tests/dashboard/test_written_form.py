@@ -56,9 +56,9 @@ def test_a_long_text_of_layers_is_read_in_one_pass_and_a_longer_one_is_refused(y
         with pytest.raises(ValueError, match="names no layers"):
             Again.read(text)
     page = yard.post(NEW, {**ASKED, "layers": "0; " * 6000}).content.decode()
-    assert error_at(page, "layers") == "Write at most 16384 characters; these are 17999."
+    assert error_at(page, "layers") == "Write at most 16\xa0384 characters; these are 17\xa0999."
     page = yard.post(NEW, {**ASKED, "splits": "2-1, " * 4000}).content.decode()
-    assert error_at(page, "splits") == "Write at most 16384 characters; these are 19999."
+    assert error_at(page, "splits") == "Write at most 16\xa0384 characters; these are 19\xa0999."
 
 
 def test_own_schedules_have_a_size_together_and_the_field_says_so(yard: Client) -> None:
@@ -136,7 +136,7 @@ def test_own_schedules_or_some_layers_alone_make_a_study(yard: Client) -> None:
     [
         ("splits", "2-x", "“2-x” is no split by stage; write the replicas of each stage, such as 2-1, or its"),
         ("splits", "2-1, 3", "“3” has 1 stage; write 2 to 1026 of them, such as 2-1."),
-        ("splits", "2-0", "Each number of “2-0” must be from 1 to 16384."),
+        ("splits", "2-0", "Each number of “2-0” must be from 1 to 16\xa0384."),
         ("splits", "2-1, 4-1", "“4-1” needs 5 devices, and Devices is 4; set it to 5, or write a smaller one."),
         ("layers", "0-2", "“0-2” names no layers; write their numbers from 0 on, such as 0, 2"),
         ("layers", "some 2", "“some 2” names no layers"),

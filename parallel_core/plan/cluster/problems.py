@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallel_core.analysis.quantities import count_text, significant
+from parallel_core.analysis.quantities import bound_text, count_text
 from parallel_core.rules import divisors, few
 
 LEAST = 1e-6
@@ -30,17 +30,12 @@ class Problems:
         physical is 0."""
         floor = least or LEAST
         if not floor <= value <= most:  # NaN is neither
-            self.add(field, f"Must be from {_bound(floor)} to {_bound(most)}{unit}; got {_short(value)}.")
+            self.add(field, f"Must be from {bound_text(floor)} to {bound_text(most)}{unit}; got {_short(value)}.")
 
     def divides(self, field: str, part: int, other: str, whole: int) -> None:
         """Adds a message where `part` does not divide `whole`."""
         if whole % part:
             self.add(field, f"{field}={part} does not divide {other}={whole}; try {few(divisors(whole), part)}.")
-
-
-def _bound(value: float) -> str:
-    """A limit in full precision: the value in the message must itself be allowed."""
-    return significant(value, 12)
 
 
 def _short(value: float) -> str:
