@@ -13,6 +13,7 @@ from ninja import Path, Query, Router, Status
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.idempotency import Key, made_once
+from dashboard.api.named import require_owner
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.api.thin_schemas import ThinIn, ThinnedOut
 from dashboard.api.waiting import MOST_S
@@ -121,6 +122,7 @@ def list_runs(
     tags or notes, or their number; a term such as `train.lr=0.003` finds runs with that value of the spec."""
     if wrong := field_terms.parse(q.strip()).wrong:
         raise services.Invalid({"q": " ".join(wrong)})
+    require_owner(owner)
     filters = selectors.Filters(
         q=q.strip(),
         states=tuple(state),

@@ -13,6 +13,7 @@ from dashboard.api import schemas as s
 from dashboard.api import study_schemas as t
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.idempotency import Key, made_once
+from dashboard.api.named import require_kind, require_owner
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import clean, record
 from dashboard.runs import priority as levels
@@ -43,6 +44,8 @@ def list_studies(
     per_page: PerPage = 50,
 ) -> Any:
     """Studies, newest first; `q`: in their name or notes, or their number."""
+    require_owner(owner)
+    require_kind(kind)
     rows = Listing(q.strip(), owner, kind).studies().select_related("owner")
     some, meta = page_of(rows, page, per_page)
     counts = _counts([study.pk for study in some])

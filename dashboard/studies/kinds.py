@@ -72,6 +72,8 @@ register(
 )
 
 
+UNOFFERED = ("starter", "listed", "postmortem")
+"""The kinds of studies that New study does not make."""
 MADE_BY = {"starter": MATRIX.key}
 """The kind whose form makes a study that was created without one, from its settings."""
 

@@ -86,6 +86,17 @@ def test_what_is_no_study_is_refused_by_field(ask: Any, worker: Worker, changed:
     assert not Study.objects.exists() and not Run.objects.exists()
 
 
+@pytest.mark.parametrize("filtered", ["runs?owner=alcie", "studies?owner=alcie", "studies?kind=matrx"])
+def test_a_filter_by_a_name_that_nobody_has_is_refused(ask: Any, alice: Any, filtered: str) -> None:
+    """An empty list would say that there are none of that name."""
+    field = filtered.partition("?")[2].partition("=")[0]
+    status, answer = ask("GET", filtered)
+    assert (status, list(answer["error"]["fields"])) == (422, [field])
+    right = {"owner": alice.username, "kind": "postmortem"}[field]
+    status, answer = ask("GET", f"{filtered.partition('=')[0]}={right}")
+    assert (status, answer["data"]) == (200, [])
+
+
 def test_a_run_joins_a_study_of_its_owner(ask: Any, alice: Any, admin: Any, django_user_model: Any) -> None:
     study = Study.objects.create(name="s", owner=alice)
     services.submit(owner=alice, spec=TINY, study=study, position=4)

@@ -1,0 +1,22 @@
+"""Filters of the API by a name: one that nothing can have is refused, as an empty list would say that there is none."""
+
+from __future__ import annotations
+
+from django.contrib.auth import get_user_model
+
+from dashboard.runs.services import Invalid
+from dashboard.studies.kinds import KINDS, UNOFFERED
+from parallel_core.analysis.quantities import listed_text
+
+
+def require_owner(name: str) -> None:
+    """Raises Invalid at `owner` if there is no such user; '' stands for all of them."""
+    if name and not get_user_model().objects.filter(username=name).exists():
+        raise Invalid({"owner": "There is no user of this name."})
+
+
+def require_kind(name: str) -> None:
+    """Raises Invalid at `kind` if studies are never of this kind; '' stands for all kinds."""
+    kinds = (*KINDS, *UNOFFERED)
+    if name and name not in kinds:
+        raise Invalid({"kind": f"There is no such kind of study; those here are {listed_text(kinds)}."})
