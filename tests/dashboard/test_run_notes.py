@@ -44,7 +44,7 @@ def test_the_owner_writes_them_and_everybody_reads_them(member: Client, reader: 
 @pytest.mark.parametrize(
     ("notes", "said"),
     [
-        ("y" * 4001, "Notes have at most 4000 characters; these have 4001."),
+        ("y" * 4001, "Notes have at most 4\xa0000 characters; these have 4\xa0001."),
         ("a\0", "Null characters cannot be stored."),
     ],
 )

@@ -80,7 +80,7 @@ def test_name_and_notes_are_changed_by_their_owner_and_shown_as_text(
     for wrong, said in (
         ({"name": " "}, "A study needs a name."),
         ({"name": "x" * 121}, "A name has at most 120 characters; this one has 121."),
-        ({"name": "x", "notes": "y" * 4001}, "Notes have at most 4000 characters; these have 4001."),
+        ({"name": "x", "notes": "y" * 4001}, "Notes have at most 4\xa0000 characters; these have 4\xa0001."),
         ({"name": "x", "notes": "a\0"}, "Null characters cannot be stored."),
     ):
         answer = client.post(f"{address}edit/", {"notes": "kept", **wrong})
