@@ -35,6 +35,16 @@ def test_a_change_answers_at_once_and_stands_in_the_address(page: Page) -> None:
     assert "hidden=" not in page.url
 
 
+def test_a_wrong_value_is_refused_while_the_field_is_still_written_in(page: Page) -> None:
+    """A plan is searched once a field is left; what cannot be planned takes no search."""
+    page.goto("/planner/")
+    page.get_by_label("Batch").fill("-1")
+    expect(page.locator("#error-batch")).to_contain_text("Batch must be a whole number of at least 1; got -1.")
+    page.get_by_label("Batch").fill("512")
+    expect(page.locator("#error-batch")).to_have_text("")
+    expect(page.get_by_label("Batch")).to_be_focused()
+
+
 def test_a_point_of_the_chart_is_asked_about(page: Page) -> None:
     page.goto("/planner/")
     settle(page)

@@ -36,3 +36,13 @@ document.body.addEventListener("htmx:configRequest", ({ detail }) => {
     if (detail.parameters[name] === "") delete detail.parameters[name];
   }
 });
+
+/* Plans are searched when a field is left: a search takes long. What the browser itself finds wrong takes none, so it is
+ * refused while somebody still writes; and so is what was refused asked again once it is right. */
+const WRITES_MS = 400;
+let written = null;
+form?.addEventListener("input", ({ target }) => {
+  clearTimeout(written);
+  const refused = () => !target.validity.valid || target.getAttribute("aria-invalid") === "true";
+  written = setTimeout(() => refused() && target.dispatchEvent(new Event("change", { bubbles: true })), WRITES_MS);
+});
