@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dashboard.charts.theme import LEGEND
 from parallel_core.analysis.diagnosis import RULES
 from parallel_core.bench import BENCHES
 from parallel_core.cli import main
 from parallel_core.faults import KINDS as FAULTS
+from parallel_core.outline import KINDS as MODELS
+from parallel_core.schedule.traits import TRAITS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -28,6 +31,44 @@ def test_faults_are_those_that_there_are() -> None:
     named = README[README.index("--inject straggler") : README.index("each is a small file in `parallel_core/faults/`")]
     wrong = sorted(set(re.findall(r"`(\w+)`", named)) ^ set(FAULTS))
     assert not wrong, f"the list of faults in README.md lacks, or has too many: {', '.join(wrong)}"
+
+
+def test_models_and_schedules_are_those_that_there_are() -> None:
+    """The words of the README's table for each; one that is added needs its word here and there."""
+    rows = dict(re.findall(r"^\| ([\w ,-]+) \| (.*) \|$", README, re.MULTILINE))
+    models = {"gpt": "GPT", "mlp": "MLP", "vgg16": "VGG-16", "resnet50": "ResNet-50", "gnmt": "a GNMT-like LSTM"}
+    assert models.keys() == MODELS.keys() and sorted(models.values()) == sorted(rows["models"].split(", "))
+    words = {
+        "classic pipelines": {
+            "naive": "naive layer-wise",
+            "gpipe": "GPipe",
+            "1f1b": "1F1B",
+            "interleaved": "interleaved",
+            "looped-bfs": "looped BFS",
+        },
+        "zero bubble and V-shaped pipelines": {
+            "zb-h1": "zero bubble H1",
+            "zb-h2": "H2 and V",
+            "zb-v": "H2 and V",
+            "v-half": "V-Half",
+            "v-min": "V-Min",
+            "dualpipe-v": "DualPipe-V",
+        },
+        "pipelines without a flush": {
+            **dict.fromkeys(("1f1b-naive", "1f1b-stash", "1f1b-vertical"), "PipeDream"),
+            "1f1b-2bw": "PipeDream-2BW",
+        },
+        "your own pipeline": {"custom": "a schedule as CSV or JSON"},
+    }
+    assert [name for row in words.values() for name in row] == list(TRAITS)
+    for row, of in words.items():
+        assert set(rows[row].split(", ")) == set(of.values()), row
+
+
+@pytest.mark.parametrize("page", [README, CHARTS], ids=["README", "charts"])
+def test_the_legend_is_that_of_the_charts(page: str) -> None:
+    table = page[page.index("| legend entry") :].split("\n\n")[0]
+    assert re.findall(r"^\| ([^|]+?) \|", table, re.MULTILINE)[1:] == [words for _, words in LEGEND]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
