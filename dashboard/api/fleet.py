@@ -53,7 +53,7 @@ def _worker(view: fleet.WorkerView) -> dict[str, Any]:
     worker = view.worker
     about = ("name", "host", "version", "draining", "leaving", "across_hosts", "tasks")
     names = (*about, "load", "memory_total", "memory_available", "disk_free")
-    fields = ("index", "kind", "name", "memory_total", "memory_used", "load")
+    fields = [name for name in DeviceOut.model_fields if name != "run"]
     devices = [
         {**{f: getattr(device, f) for f in fields}, "run": device.run.pk if device.run else None}
         for device in view.devices
