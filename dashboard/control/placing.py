@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.db import transaction
+from django.utils import timezone
 
 from dashboard.control.hosts import Request
 from dashboard.control.placement import Share, plan
 from dashboard.control.suspects import UNREACHABLE
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
-from dashboard.runs import states
+from dashboard.runs import resting, states
 from dashboard.runs.asking import Beginnings, queued_runs, requests
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.queue import studies_active
@@ -29,7 +30,7 @@ QUEUE_PART = 250
 
 def place_queued(alive: Iterable[str], fresh: Iterable[str], known: Iterable[str] = ()) -> Iterator[Attempt]:
     """Places queued runs on free devices of the `fresh` workers. Workers that are only `alive` give nothing now but are
-    waited for; those that are `known` may come back.
+    waited for; those that are `known` may come back. Runs that rest (runs.resting) are passed over.
 
     Yields each attempt whose start message is to be sent as soon as it is committed: the next one may raise. Where one
     run alone cannot be placed, the others are, before its error is raised.
@@ -68,7 +69,7 @@ def _each(given: Iterable[tuple[Run, list[Share]]]) -> Iterator[Attempt]:
 
 def _asked(by_id: dict[int, Run]) -> Iterator[Request]:
     """The queued runs as requests, read QUEUE_PART at a time; adds those read to `by_id`."""
-    order, files = queue_order(), Files.now()
+    order, files = resting.awake(queue_order(), timezone.now()), Files.now()
     for at in range(0, len(order), QUEUE_PART):
         runs = queued_runs(order[at : at + QUEUE_PART])
         by_id |= {run.pk: run for run in runs}

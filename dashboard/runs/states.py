@@ -19,12 +19,13 @@ from django.db import transaction
 from django.utils import timezone
 
 from dashboard.live.announce import announce
+from dashboard.runs import resting
 from dashboard.runs.models import ACTIVE, ENDED, Attempt, Event, Run, State
+from dashboard.runs.resting import WORKER_LOST
 from dashboard.studies.models import Study
 from dashboard.webhook.outbox import note_end
 
 OUTCOME_STATES = {"succeeded": State.SUCCEEDED, "failed": State.FAILED, "cancelled": State.CANCELLED}
-WORKER_LOST = "worker_lost"
 INTERRUPTED = "interrupted"
 STOPPED = "Interrupted by an orderly stop of its worker; queued again."
 
@@ -184,7 +185,8 @@ def lose(attempt: Attempt, detail: str, report: Any = None) -> Run:
     """starting | running | cancelling -> lost, or queued again if a retry is left and no cancel was requested.
 
     1. Closes the attempt with cause worker_lost; one that is already over raises IllegalTransition.
-    2. With a retry left: uses it and queues the run again, at its old place in the queue.
+    2. With a retry left: uses it and queues the run again, at its old place in the queue, where it may rest first
+       (runs.resting).
     3. Else the run is lost.
     """
     now = timezone.now()
@@ -192,8 +194,9 @@ def lose(attempt: Attempt, detail: str, report: Any = None) -> Run:
     _close(attempt, "failed", WORKER_LOST, detail, report or {}, now)
     run = Run.objects.get(pk=attempt.run_id)
     if run.retries_left > 0 and run.cancel_requested_at is None:
-        left = run.retries_left - 1
-        return _requeue(attempt, f"{detail} Queued again; {_retries(left)} left.", {"retries_left": left})
+        left, rest = run.retries_left - 1, resting.rest_s(run.pk)
+        when = f", to start in {rest} s at the earliest" if rest else ""
+        return _requeue(attempt, f"{detail} Queued again{when}; {_retries(left)} left.", {"retries_left": left})
     run = _move(attempt.run_id, ACTIVE, State.LOST, cause=WORKER_LOST, detail=detail, ended_at=now)
     record(run, State.LOST, detail, attempt)
     return run

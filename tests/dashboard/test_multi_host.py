@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from dashboard.control import multi_host, sweeps
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
-from dashboard.runs import selectors, services
+from dashboard.runs import resting, selectors, services
 from dashboard.runs.models import Attempt, Run, SpanChunk, State
+from dashboard.runs.turns import queue_order
 from tests.dashboard.fake_worker import Peer, points_frame, spans_frame, spec
 from tests.dashboard.test_control import state_of, until
 
@@ -154,8 +156,35 @@ def test_a_run_that_only_the_network_between_its_hosts_ended_uses_a_retry(
     (event,) = Run.objects.get(pk=attempt.run_id, retries_left=0).events.filter(kind="requeued")
     assert event.text == (
         "Rank 0 lost the connection to another rank. No rank failed by itself: the network between yard-a and yard-b "
-        "was interrupted. Queued again; no retry left."
+        "was interrupted. Queued again, to start in 5 s at the earliest; no retry left."
     )
+
+
+def test_retries_are_not_used_up_while_the_network_between_hosts_is_away(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run.objects.update(retries_left=3)
+    body = {name: value for name, value in LOST_PEER.items() if name != "outcome"}
+    for rest in (5, 10):
+        lost = Attempt.objects.filter(run=attempt.run_id).latest("number")
+        for peer in peers:
+            peer.ended(lost.pk, "failed", **body)
+            controller.turn()
+        lost.refresh_from_db()
+        assert lost.ended_at is not None
+        order = queue_order()
+        assert order == [lost.run_id]
+        assert resting.awake(order, lost.ended_at + timedelta(seconds=rest - 1)) == []
+        assert resting.awake(order, lost.ended_at + timedelta(seconds=rest)) == order
+        controller._sweep()
+        assert state_of(attempt.run) == State.QUEUED, "although both hosts are free"
+        Attempt.objects.filter(pk=lost.pk).update(ended_at=lost.ended_at - timedelta(seconds=rest))
+
+        def both() -> None:
+            for peer in peers:
+                peer.beat()
+
+        until(controller, lambda: state_of(attempt.run) == State.STARTING, each=both)
 
 
 def ends_ordered(peer: Peer) -> list[str]:
