@@ -137,7 +137,8 @@ def _got(item: Mapping[str, Any]) -> str:
     if "input" not in item:
         return ""
     value = item["input"]
-    plain = str(value) if isinstance(value, int | float) else repr(value)
+    given = f"{value:.12g}" if isinstance(value, float) else value
+    plain = str(given) if isinstance(value, int | float) else repr(value)
     return f"; got {'nothing' if value in ('', None) else plain[:40]}"
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from parallel_core import limits, rules
+from parallel_core import limits, rules, truth_values
 from parallel_core.all_rules import check_all
 from parallel_core.faults import AnyFault
 from parallel_core.field_names import likely
@@ -282,6 +282,14 @@ class RunSpec(_Spec):
     """What is recorded."""
     inject: Annotated[tuple[AnyFault, ...], Field(max_length=limits.MAX_FAULTS)] = ()
     """Faults injected on purpose, each kind at most once (`parallel_core.faults`)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers(cls, data: Any) -> Any:
+        """Refuses true and false in place of a number."""
+        if isinstance(data, dict):
+            truth_values.refuse_as_numbers(cls, data)
+        return data
 
     @model_validator(mode="before")
     @classmethod
