@@ -19,6 +19,8 @@ small to see."""
 WORD, NARROW_WORD = 0.13, 0.32
 """Room for a total in words as a part of the axis, and the same on a phone."""
 SOURCE = "predicted; constants fitted on four published A100 runs, none of them this one"
+IN_SECONDS_S = 10.0
+"""Steps from here on are drawn in seconds, shorter ones in ms."""
 _PHASES = {
     "forward": "forward",
     "backward": "backward",
@@ -103,30 +105,32 @@ def step(parts: Mapping[str, float], forward: float, title: str) -> Chart:
     """A waterfall from zero to the whole step; `parts` = seconds by key of `step.WORDS`, `forward` = that part of its
     compute."""
     divided = {"forward": forward, "backward": parts["compute"] - forward, **parts, "compute": 0.0}
+    unit, of_a_second = ("s", 1.0) if sum(parts.values()) >= IN_SECONDS_S else ("ms", 1e3)
     named = [
-        (WORDS.get(key, key), 1e3 * seconds, _PHASES.get(key, "communication"))
+        (WORDS.get(key, key), of_a_second * seconds, _PHASES.get(key, "communication"))
         for key, seconds in divided.items()
         if seconds
     ]
     words = [word for word, _, _ in named] + ["step"]
-    whole = sum(ms for _, ms, _ in named)
-    values = [ms for _, ms, _ in named] + [whole]
+    whole = sum(took for _, took, _ in named)
+    values = [took for _, took, _ in named] + [whole]
     layout = theme.layout(
         72 + 34 * len(words),
-        xaxis=theme.axis("ms", range=[0, 1.25 * whole or 1]),
+        xaxis=theme.axis(unit, range=[0, 1.25 * whole or 1]),
         yaxis=theme.rows_axis(words),
         bargap=0.3,
     )
-    rows = [[word, significant(ms), f"{100 * ms / whole:.1f} %"] for word, ms in zip(words, values, strict=True)]
-    subtitle = "What one step is made of on the rank that ends last, ms; outlined = predicted"
+    rows = [[word, significant(took), f"{100 * took / whole:.1f} %"] for word, took in zip(words, values, strict=True)]
+    subtitle = f"What one step is made of on the rank that ends last, {unit}; outlined = predicted"
     if parts.get("bubble"):
         subtitle += "; bubble = what its schedule alone makes it wait for other stages, by formula"
-    figure = {"data": [_falls(values, [phase for _, _, phase in named])], "layout": layout}
-    return Chart("step", title, subtitle, SOURCE, figure, ("part", "ms", "of the step"), rows)
+    texts = [seconds_text(took / of_a_second) for took in values]
+    figure = {"data": [_falls(values, texts, [phase for _, _, phase in named])], "layout": layout}
+    return Chart("step", title, subtitle, SOURCE, figure, ("part", unit, "of the step"), rows)
 
 
-def _falls(values: Sequence[float], phases: Sequence[str]) -> dict[str, Any]:
-    """Each bar begins where the one above it ends; the last one, the whole step, begins at zero."""
+def _falls(values: Sequence[float], texts: Sequence[str], phases: Sequence[str]) -> dict[str, Any]:
+    """Each bar, with its text, begins where the one above it ends; the last one, the whole step, begins at zero."""
     starts = [sum(values[:i]) for i in range(len(phases))]
     looks = [_IDLE if phase == "idle" else theme.outlined(theme.phase_fill(phase)) for phase in phases]
     fills = [*(look["color"] for look in looks), "rgba(0,0,0,0)"]
@@ -143,7 +147,7 @@ def _falls(values: Sequence[float], phases: Sequence[str]) -> dict[str, Any]:
             "line": {"color": edges, "width": theme.PREDICTED_LINE},
             "pattern": theme.hatches([*shapes, ""], fills, "phase-idle-line"),
         },
-        "text": [seconds_text(ms / 1e3) for ms in values],
+        "text": list(texts),
         "textposition": "outside",
         "textfont": {"color": var("ink")},
         "cliponaxis": False,

@@ -88,6 +88,10 @@ def test_the_steps_of_a_plan_divide_forward_and_backward() -> None:
         ["pipeline bubble", "10"],
         ["step", "70"],
     ]
+    long = plan_charts.step({"compute": 15.0, "bubble": 1.2}, 5.0, "t")
+    axis, (bars,) = long.figure["layout"]["xaxis"]["title"]["text"], long.figure["data"]
+    assert (axis, long.columns[1], long.rows[-1][1]) == ("s", "s", "16.2")
+    assert bars["x"][-1] == pytest.approx(16.2) and bars["text"][-1] == "16.2 s"
 
 
 def test_stacked_parts_add_up_to_the_step() -> None:

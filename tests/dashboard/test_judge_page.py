@@ -92,7 +92,7 @@ def test_wrong_values_are_told_at_their_field(reader: Client) -> None:
         ("micro-batch 2, mb 4", "Micro-batch is given twice: 2 and 4."),
         ("ZeRO-1, zero 3", "ZeRO is given twice: 1 and 3."),
         ("interleaved 0", "The chunks of interleaved must be from 1 to 64; got 0."),
-        ("micro-batch 0", "Micro-batch must be from 1 to 100000; got 0."),
+        ("micro-batch 0", "Micro-batch must be from 1 to 100\xa0000; got 0."),
         ("x" * 300, "A plan has at most 200 characters; these are 300."),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from parallel_core.analysis.quantities import bound_text
 from parallel_core.plan.cluster.plans import RECOMPUTE, SCHEDULES, STATES, Plan
 from parallel_core.schedule.traits import TRAITS
 
@@ -73,7 +74,7 @@ def _field(kind: str, word: str) -> dict[str, Any]:
     if kind == "number":
         name, value = re.fullmatch(r"([a-z-]+?)\s*=?\s*(\d+)", word).groups()  # type: ignore[union-attr]
         if not 1 <= int(value) <= MOST_WAYS:
-            raise ValueError(f"{_called(_NUMBERS[name])} must be from 1 to {MOST_WAYS}; got {value}.")
+            raise ValueError(f"{_called(_NUMBERS[name])} must be from 1 to {bound_text(MOST_WAYS)}; got {value}.")
         return {_NUMBERS[name]: int(value)}
     if kind == "zero":
         return {"zero": int(word[-1])}
