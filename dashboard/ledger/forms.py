@@ -80,9 +80,9 @@ class ProfileForm(Form):
         worker, wanted = self.workers[cleaned["worker"]], self.specs[cleaned["model"]].train.device
         kinds = [device["kind"] for device in worker.devices]
         if wanted not in kinds:
-            has = f"{len(kinds)} {kinds[0]} device{'s' * (len(kinds) > 1)}" if kinds else "no device"
+            has = f"{len(kinds)} {CHOICE_LABELS[kinds[0]]} device{'s' * (len(kinds) > 1)}" if kinds else "no device"
             raise forms.ValidationError(
-                f"Worker {worker.name} has {has}, and the model is to be timed on {wanted}: "
+                f"Worker {worker.name} has {has}, and the model is to be timed on a {CHOICE_LABELS[wanted]}: "
                 "choose another worker or model."
             )
         return cleaned

@@ -132,13 +132,13 @@ def test_a_profile_is_asked_for_from_the_page(worker: Worker, member: Client, al
 def test_a_worker_is_asked_for_no_kind_of_device_that_it_lacks(worker: Worker, member: Client) -> None:
     """If no worker has such a device, models on that device are not offered at all."""
     titles = [title for title, _ in member.get("/partition/").context["profile_form"].fields["model"].choices]
-    assert titles and not any(", cuda" in title for title in titles)
+    assert titles and not any(", CUDA GPU" in title for title in titles)
     devices = [{"index": 0, "kind": "cuda", "name": "H100", "memory_total": 80 << 30}]
     Worker.objects.create(name="gpu-a", devices=devices, heartbeat_at=timezone.now())
     titles = [title for title, _ in member.get("/partition/").context["profile_form"].fields["model"].choices]
-    asked = {"worker": worker.pk, "model": next(title for title in titles if ", cuda" in title)}
+    asked = {"worker": worker.pk, "model": next(title for title in titles if ", CUDA GPU" in title)}
     told = member.post("/partition/profile", asked, follow=True).content.decode()
-    assert "yard-a has 2 cpu devices, and the model is to be timed on cuda: choose another" in told
+    assert "yard-a has 2 CPU devices, and the model is to be timed on a CUDA GPU: choose another" in told
     assert "Choose a worker that reports" in member.post("/partition/profile", {}, follow=True).content.decode()
     assert not Profile.objects.exists()
 
