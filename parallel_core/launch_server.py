@@ -279,15 +279,15 @@ def prewarm() -> None:
 
 
 def prewarm_compiler() -> None:
-    """Imports PyTorch's compiler, which is not used: torch.optim, `fully_shard` and deterministic algorithms import it
-    to configure it, which takes a good part of a second."""
+    """Imports PyTorch's compiler, which is not used: torch.optim and `fully_shard` import it to configure it, which
+    takes a good part of a second."""
     import torch._dynamo
     import torch.optim  # noqa: F401
 
 
 def imports_compiler(spec: RunSpec) -> bool:
     """Whether the ranks of the run would import PyTorch's compiler."""
-    return spec.train.deterministic or spec.parallel.zero_backend == "fully_shard"
+    return spec.parallel.zero_backend == "fully_shard"
 
 
 def serve(parent: int, run_rank: RunRank | None = None) -> None:

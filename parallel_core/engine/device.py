@@ -215,7 +215,8 @@ def use_deterministic_algorithms() -> None:
     Must be called before the device is opened, which is when cuBLAS reads its setting.
     """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # docs.nvidia.com/cuda/cublas, "Results reproducibility"
-    torch.use_deterministic_algorithms(True)
+    # `torch.use_deterministic_algorithms` would do the same, and import PyTorch's compiler: most of a second in a rank
+    torch.set_deterministic_debug_mode("error")
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  # spare the debugging memset
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
