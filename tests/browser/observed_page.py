@@ -11,7 +11,7 @@ from typing import Any
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import ConsoleMessage, Page, ViewportSize
 
-from tests.yard_process import wait_for
+from tests.yard_process import tiny, wait_for
 
 WIDE: ViewportSize = {"width": 1440, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
@@ -64,10 +64,8 @@ def endless() -> dict[str, Any]:
     mostly waits for its data, which leaves the processor to the browser and the yard.
     """
     return {
-        "model": {"layers": 4, "hidden": 64, "heads": 4, "seq": 64},
-        "train": {"steps": STEPS, "global_batch": 16},
+        **tiny(STEPS, pp=2, schedule="naive"),
         "trace": {"trace_every": 5},
-        "parallel": {"pp": 2, "schedule": "naive"},
         "inject": [{"kind": "slow_data", "ms": 120}],
     }
 

@@ -44,7 +44,7 @@ def paced(steps: int, **parallel: Any) -> dict[str, Any]:
     return {**tiny(steps, **parallel), "inject": [{"kind": "slow_data", "ms": 20}]}
 
 
-ENDLESS = tiny(steps=1_000_000)
+ENDLESS = paced(steps=1_000_000)
 
 
 @dataclass

@@ -12,12 +12,17 @@ import pytest
 from parallel_core.checkpoint import folder as folders
 from parallel_core.observe import records
 from tests.parallel_core.corrupt import change_byte
-from tests.workers.harness import Bench, none_alive, paced, tiny
+from tests.workers.harness import ENDLESS, Bench, none_alive, tiny
 
 
 def saving(steps: int, every: int = 0, **parallel: Any) -> dict[str, Any]:
     spec = tiny(steps, **parallel)
     return {**spec, "train": {**spec["train"], "checkpoint_every": every}}
+
+
+def slowly_saving(steps: int = 1_000_000, every: int = 0) -> dict[str, Any]:
+    """`saving` that waits for data in each step, which leaves the processor to the code under test."""
+    return {**saving(steps, every), "inject": ENDLESS["inject"]}
 
 
 def run_folder(bench: Bench, run: int) -> Path:
@@ -42,7 +47,7 @@ def begins(bench: Bench, attempt: int) -> dict[str, Any]:
 
 
 def test_a_retry_goes_on_with_the_bits_of_an_uninterrupted_run(bench: Bench) -> None:
-    spec = saving(100, every=20) | {"inject": paced(100)["inject"]}
+    spec = slowly_saving(100, every=20)
     whole = bench.send(spec, run=901)
     assert bench.wait_end(whole)["outcome"] == "succeeded"
     first = bench.send(spec, run=900)
@@ -98,7 +103,7 @@ def test_a_retry_begins_anew_where_every_checkpoint_is_damaged(bench: Bench) -> 
 
 
 def test_an_orderly_stop_saves_and_the_next_attempt_goes_on_there(bench: Bench) -> None:
-    first = bench.send(saving(1_000_000), run=902)
+    first = bench.send(slowly_saving(), run=902)
     bench.wait_running(first)
     bench.stop_worker()
     (step,) = folders.steps(run_folder(bench, 902))
@@ -112,7 +117,7 @@ def test_an_orderly_stop_saves_and_the_next_attempt_goes_on_there(bench: Bench) 
 
 
 def test_sigterm_of_one_rank_ends_the_attempt_in_good_order(bench: Bench) -> None:
-    attempt = bench.send(saving(1_000_000), run=903)
+    attempt = bench.send(slowly_saving(), run=903)
     recorded = bench.wait_running(attempt)
     os.kill(recorded[1][0], signal.SIGTERM)
     end = bench.wait_end(attempt)
@@ -139,7 +144,7 @@ def test_a_start_message_that_outlived_its_attempt_deletes_no_checkpoint_of_the_
 
 def test_a_later_attempt_ends_the_earlier_one_and_begins_where_that_left_off(bench: Bench) -> None:
     """The worker was cut off, and the yard has given the run a new attempt; the old one still saves and drops."""
-    spec = saving(200, every=5) | {"inject": paced(200)["inject"]}
+    spec = slowly_saving(200, every=5)
     first = bench.send(spec, run=942)
     recorded = bench.wait_running(first, step=12)
     second = bench.send(spec, run=942, number=2)
@@ -155,7 +160,7 @@ def test_a_later_attempt_ends_the_earlier_one_and_begins_where_that_left_off(ben
 
 def test_an_attempt_whose_run_went_on_elsewhere_ends_at_its_next_save(bench: Bench) -> None:
     """Both hosts share the folder, and this one is cut off from the yard: nobody can end the attempt."""
-    attempt = bench.send(saving(1_000_000, every=5) | {"inject": paced(1_000_000)["inject"]}, run=943)
+    attempt = bench.send(slowly_saving(every=5), run=943)
     recorded = bench.wait_running(attempt, step=12)
     folder = run_folder(bench, 943)
     folders.claim(folder, attempt + 1000)
@@ -201,7 +206,7 @@ def test_the_checkpoints_of_a_deleted_run_go_once_no_rank_uses_them(bench: Bench
     saved = bench.send(saving(20, every=10), run=913, identity=whose)
     assert bench.wait_end(saved)["outcome"] == "succeeded"
     folder = bench.folder / "checkpoints" / f"913-{'0a' * 8}"
-    reader = bench.send(saving(1_000_000), run=914, resume={"run": 913, "step": 20}, resume_identity=whose)
+    reader = bench.send(slowly_saving(), run=914, resume={"run": 913, "step": 20}, resume_identity=whose)
     bench.wait_running(reader)
     bench.control("drop", 913, identity=whose)
     bench.control("drop", 915)  # this host has no checkpoint of that run
