@@ -116,4 +116,4 @@ def create(*, owner: Any, breakage: Breakage) -> Study:
         raise Invalid({"plan": f"{made.skipped[0].name}: {made.skipped[0].reason}"})
     asked = {"scenario": breakage.key, "timed_steps": TIMED_STEPS}
     base = {"model": MODEL, "train": {"global_batch": BATCH}}
-    return services.create(owner=owner, name=breakage.title, kind=KIND, base=base, plan=made, asked=asked)
+    return services.create(owner=owner, name=breakage.title, new=services.NewStudy(KIND, base, made, asked))

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import variants
+from dashboard.studies.axes import Axes
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core import limits
@@ -37,32 +38,14 @@ NONE_LEFT = (
 )
 
 
-def plan(
-    base: Spec,
-    *,
-    strategies: Iterable[str],
-    splits: Iterable[str] = (),
-    recompute: Sequence[str],
-    precisions: Sequence[str],
-    micro_batches: Sequence[int],
-    devices: int,
-    limit: Callable[[RunSpec], int],
-    cap: int | None,
-) -> Plan:
+def plan(base: Spec, axes: Axes, *, limit: Callable[[RunSpec], int], cap: int | None) -> Plan:
     """The first run of each search: the number of layers that the memory model predicts as the largest within the bytes
     that `limit` says of a spec, as the devices that it can have may differ from those of another.
 
     `cap` = bytes above which a run ends out of memory; None = only the device's own memory limits it.
     """
-    every = variants.matrix(
-        {**base, "model": {**base.get("model", {}), "layers": 4 * devices}},  # enough for any of the pipelines
-        strategies=strategies,
-        splits=splits,
-        recompute=recompute,
-        precisions=precisions,
-        micro_batches=micro_batches,
-        devices=devices,
-    )
+    enough = {**base.get("model", {}), "layers": 4 * axes.devices}  # for any of the pipelines
+    every = variants.matrix({**base, "model": enough}, axes)
     made = list(_firsts(every.variants, limit, cap))
     skipped = [one for one in made if isinstance(one, Skipped)]
     return Plan(tuple(one for one in made if isinstance(one, Variant)), (*every.skipped, *skipped), every.cut)

@@ -54,7 +54,7 @@ class FitForm(MatrixForm):
         help_text="a run that holds more ends out of memory; on GPUs it may be empty: the device's own",
     )
 
-    axes = ("strategies", "splits", "recompute", "precisions", "micro_batches", "devices")
+    axis_fields = ("strategies", "splits", "recompute", "precisions", "micro_batches", "devices")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,12 +101,9 @@ class FitForm(MatrixForm):
 
         return limit
 
-    def _asked(self) -> dict[str, Any]:
-        return {name: self.cleaned_data[name] for name in self.axes}
-
     def plan(self) -> Plan:
         cap = self.cleaned_data["cap"]
-        return fit.plan(self.base(), **self._asked(), limit=self._limits(), cap=cap * MIB if cap else None)
+        return fit.plan(self.base(), self.axes(), limit=self._limits(), cap=cap * MIB if cap else None)
 
     def estimate(self) -> Estimate:
         """A lower bound: a search whose prediction is wrong takes more runs."""
@@ -115,10 +112,6 @@ class FitForm(MatrixForm):
         return replace(found, later=found.runs - len(specs))
 
     def create(self, owner: Any) -> Study:
-        return services.create(
-            **self.common(owner),
-            kind=self.kind,
-            plan=self.plan(),
-            asked={**self._asked(), "cap": self.cleaned_data["cap"], "searching": True},
-            retries=fit.RETRIES,
-        )
+        asked = {name: self.cleaned_data[name] for name in (*self.axis_fields, "cap")}
+        new = self.new({**asked, "searching": True})
+        return services.create(**self.common(owner), new=new, retries=fit.RETRIES)

@@ -58,7 +58,7 @@ class TrainingForm(StudyForm):
         label="Timed steps",
         min_value=variants.MIN_TIMED_STEPS,
         max_value=100_000,
-        initial=services.USUAL_TIMED_STEPS,
+        initial=variants.USUAL_TIMED_STEPS,
         help_text=f"a run, at least {variants.MIN_TIMED_STEPS}",
     )
 
@@ -140,7 +140,11 @@ class TrainingForm(StudyForm):
         assert self.spec is not None
         given: dict[str, Any] = {name: self.cleaned_data[name] for name in ("repeats",) if name in self.cleaned_data}
         given["queue"] = self.in_queue()
-        return {"owner": owner, "base": self.base(), "name": self.named(outline_of(self.spec.model).title), **given}
+        return {"owner": owner, "name": self.named(outline_of(self.spec.model).title), **given}
+
+    def new(self, asked: dict[str, Any], note: str = "") -> services.NewStudy:
+        """What is to be queued. Needs a valid form."""
+        return services.NewStudy(self.kind, self.base(), self.plan(), asked, note)
 
     def estimate(self) -> Estimate:
         specs = [variant.spec for variant in self.planned.variants]

@@ -204,16 +204,10 @@ class GenerationForm(TextFields, StudyForm):
     def create(self, owner: Any) -> Study:
         spec, names = self.spec, ("run", "step", "prompt", *ASKED, "degrees")
         shared = spec.model_dump(mode="json")
-        return services.create(
-            owner=owner,
-            name=self.named(outline_of(spec.model).title),
-            kind=self.kind,
-            base={"model": shared["model"], "train": {name: shared["train"][name] for name in ("precision", "device")}},
-            plan=self.plan(),
-            asked={name: self.cleaned_data[name] for name in names},
-            repeats=self.cleaned_data["repeats"],
-            queue=self.in_queue(),
-        )
+        base = {"model": shared["model"], "train": {name: shared["train"][name] for name in ("precision", "device")}}
+        new = services.NewStudy(self.kind, base, self.plan(), {name: self.cleaned_data[name] for name in names})
+        more: dict[str, Any] = {"repeats": self.cleaned_data["repeats"], "queue": self.in_queue()}
+        return services.create(owner=owner, name=self.named(outline_of(spec.model).title), new=new, **more)
 
 
 def _sources() -> list[Run]:

@@ -13,6 +13,7 @@ from dashboard.fields import NumberList, WholeNumber
 from dashboard.runs.forms import program_field, program_text
 from dashboard.runs.models import Run
 from dashboard.studies import families, services, variants
+from dashboard.studies.axes import RECOMPUTE, Axes
 from dashboard.studies.forms import TrainingForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.services import Invalid
@@ -59,7 +60,7 @@ class MatrixForm(TrainingForm):
         required=False,
         label="Activation recomputation (AR)",
         choices=[("none", "without"), ("selective", "selective"), ("full", "full")],
-        initial=list(variants.RECOMPUTE),
+        initial=list(RECOMPUTE),
         widget=forms.CheckboxSelectMultiple,
     )
     layers = LayerLists(
@@ -77,7 +78,7 @@ class MatrixForm(TrainingForm):
     micro_batches = NumberList(label="Micro-batches", initial=[4], help_text="of pipelines; several: 2, 4, 8")
     devices = WholeNumber(label="Devices", min_value=1, max_value=limits.MAX_DEGREE, initial=2)
 
-    axes: tuple[str, ...] = (
+    axis_fields: tuple[str, ...] = (
         "strategies",
         "splits",
         "schedules",
@@ -120,19 +121,21 @@ class MatrixForm(TrainingForm):
         return form
 
     def own_group(self) -> Iterator[forms.BoundField]:
-        for name in self.axes:
+        for name in self.axis_fields:
             yield self[name]
             if name == "schedules":
                 yield self["schedule_file"]
 
-    def _asked(self) -> dict[str, Any]:
-        return {name: self.cleaned_data[name] for name in (*self.axes, "timed_steps")}
+    def axes(self) -> Axes:
+        """What is asked for. Needs a valid form."""
+        return Axes(**{name: self.cleaned_data[name] for name in self.axis_fields})
 
     def plan(self) -> Plan:
-        return variants.matrix(self.base(), **self._asked())
+        return variants.matrix(self.base(), self.axes(), self.cleaned_data["timed_steps"])
 
     def create(self, owner: Any) -> Study:
-        return services.create_matrix(**self.common(owner), **self._asked())
+        asked = {"base": self.base(), "axes": self.axes(), "timed_steps": self.cleaned_data["timed_steps"]}
+        return services.create_matrix(**self.common(owner), **asked)
 
     def clean(self) -> dict[str, Any]:
         """Refuses an empty axis, and what is written but could be in no variant."""

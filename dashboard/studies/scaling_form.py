@@ -74,13 +74,8 @@ class ScalingForm(TrainingForm):
         return scaling.plan(self.base(), **self._asked())
 
     def create(self, owner: Any) -> Study:
-        return services.create(
-            **self.common(owner),
-            kind=self.kind,
-            plan=self.plan(),
-            asked=self._asked(),
-            note=shared_cores(self.fleet).removeprefix("; "),
-        )
+        new = self.new(self._asked(), note=shared_cores(self.fleet).removeprefix("; "))
+        return services.create(**self.common(owner), new=new)
 
 
 def shared(fleet: FleetSnapshot) -> tuple[int, int, str]:

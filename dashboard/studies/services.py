@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -21,10 +21,11 @@ from dashboard.runs.models import ENDED, Run
 from dashboard.runs.priority import Priority
 from dashboard.runs.services import Invalid
 from dashboard.studies import sweepable, variants
+from dashboard.studies.axes import Axes, Swept
 from dashboard.studies.estimate import Estimate, estimate
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
-from dashboard.studies.variants import Plan, Spec, Variant
+from dashboard.studies.variants import USUAL_TIMED_STEPS, Plan, Spec, Variant
 from parallel_core.spec import RunSpec
 
 __all__ = [
@@ -39,8 +40,6 @@ __all__ = [
 ]
 
 MAX_REPEATS = 20
-USUAL_TIMED_STEPS = 40
-USUAL_MICRO_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -55,39 +54,32 @@ class InQueue:
 USUAL = InQueue()
 
 
+@dataclass(frozen=True)
+class NewStudy:
+    """What a study consists of before it is queued: the spec that its runs share, its runs, and what was `asked` for
+    them, as the fields of the form of its `kind`. `note` = a sentence that its page says of it."""
+
+    kind: str
+    base: Spec
+    plan: Plan
+    asked: dict[str, Any]
+    note: str = ""
+
+
 def create_matrix(
     *,
     owner: Any,
     name: str,
     base: Spec,
-    strategies: Iterable[str],
-    splits: Sequence[str] = (),
-    schedules: Sequence[Sequence[str]] = (),
-    recompute: Sequence[str] = variants.RECOMPUTE,
-    layers: Sequence[str] = (),
-    precisions: Sequence[str] = ("fp32",),
-    micro_batches: Sequence[int] = (USUAL_MICRO_BATCHES,),
-    devices: int = 2,
-    repeats: int = 1,
+    axes: Axes,
     timed_steps: int = USUAL_TIMED_STEPS,
+    repeats: int = 1,
     queue: InQueue = USUAL,
 ) -> Study:
-    """A study of strategies x AR x precision x micro-batches over `devices` devices; arguments and errors are those of
-    `variants.matrix` and of `create`."""
-    asked: dict[str, Any] = {
-        "strategies": list(strategies),
-        "splits": list(splits),
-        "schedules": [list(each) for each in schedules],
-        "recompute": list(recompute),
-        "layers": list(layers),
-        "precisions": list(precisions),
-        "micro_batches": list(micro_batches),
-        "devices": devices,
-        "timed_steps": timed_steps,
-    }
-    plan = variants.matrix(base, **asked)
-    more: dict[str, Any] = {"repeats": repeats, "queue": queue}
-    return create(owner=owner, name=name, kind="matrix", base=base, plan=plan, asked=asked, **more)
+    """A study of every combination of `axes`. Raises as `variants.matrix` and `create`."""
+    plan = variants.matrix(base, axes, timed_steps)
+    new = NewStudy("matrix", base, plan, {**axes.asked(), "timed_steps": timed_steps})
+    return create(owner=owner, name=name, new=new, repeats=repeats, queue=queue)
 
 
 def create_sweep(
@@ -95,29 +87,22 @@ def create_sweep(
     owner: Any,
     name: str,
     base: Spec,
-    field: str,
-    values: Sequence[str],
-    second_field: str = "",
-    second_values: Sequence[str] = (),
-    repeats: int = 1,
+    swept: Swept,
     timed_steps: int = USUAL_TIMED_STEPS,
+    repeats: int = 1,
     queue: InQueue = USUAL,
 ) -> Study:
-    """A study of one field of the spec (dotted name), or of two and each pair of their values, everything else equal.
-    Raises as `create`."""
-    chosen = {"field": field, "second_field": second_field} if second_field else {"field": field}
+    """A study of one field of the spec, or of two and each pair of their values, everything else equal. Raises as
+    `create`."""
     if unknown := {
         at: f"'{path}' is not a field that can be swept."
-        for at, path in chosen.items()
+        for (at, _), (path, _) in zip(sweepable.AXES, swept.fields, strict=False)
         if path not in sweepable.fields()
     }:
         raise Invalid(unknown)
-    asked: dict[str, Any] = {**chosen, "values": list(values), "timed_steps": timed_steps}
-    if second_field:
-        asked["second_values"] = list(second_values)
-    plan = variants.sweep(base, **asked)
-    more: dict[str, Any] = {"repeats": repeats, "queue": queue}
-    return create(owner=owner, name=name, kind="sweep", base=base, plan=plan, asked=asked, **more)
+    plan = variants.sweep(base, swept, timed_steps)
+    new = NewStudy("sweep", base, plan, {**swept.asked(), "timed_steps": timed_steps})
+    return create(owner=owner, name=name, new=new, repeats=repeats, queue=queue)
 
 
 def create_listed(
@@ -136,32 +121,17 @@ def create_listed(
     if twice := [called for called, count in Counter(names).items() if count > 1]:
         raise Invalid({"plan": f"Each run needs a name of its own; several have “{twice[0]}”."})
     plan = Plan(tuple(Variant(called, spec) for called, (_, spec) in zip(names, listed, strict=True)))
-    base = listed[0][1].model_dump(mode="json")
-    return create(
-        owner=owner,
-        name=name,
-        kind="listed",
-        base=base,
-        plan=plan,
-        asked={},
-        repeats=repeats,
-        retries=retries,
-        queue=queue,
-        also=also,
-    )
+    new = NewStudy("listed", listed[0][1].model_dump(mode="json"), plan, asked={})
+    return create(owner=owner, name=name, new=new, repeats=repeats, retries=retries, queue=queue, also=also)
 
 
 def create(
     *,
     owner: Any,
     name: str,
-    kind: str,
-    base: Spec,
-    plan: Plan,
-    asked: dict[str, Any],
+    new: NewStudy,
     repeats: int = 1,
     retries: int = 0,
-    note: str = "",
     queue: InQueue = USUAL,
     also: runs.Also = runs.nothing_else,
 ) -> Study:
@@ -173,27 +143,34 @@ def create(
     3. Repeats go round: the whole list once, then again, so that a slow drift of the host affects every variant.
     4. The first run of the plan is the baseline.
     """
-    if not may_submit(owner):
-        raise PermissionDenied("Your account may look at studies but not create them.")
-    fleet = FleetSnapshot.now().narrowed(queue.run_on)
-    refused = {run_on.FIELD: run_on.unknown(fleet), levels.FIELD: levels.refusal(owner, queue.priority)}
-    if wrong := {field: why for field, why in refused.items() if why}:
-        raise Invalid(wrong)
-    plan = feasible(plan, fleet)
-    _check(name, plan, repeats)
-    skipped = [[s.name, s.reason] for s in plan.skipped]
-    kept = {**asked, "cores": _cores(plan, fleet), "repeats": repeats, "note": note, "skipped": skipped}
+    fleet = _fleet_for(owner, queue)
+    new = replace(new, plan=feasible(new.plan, fleet))
+    _check(name, new.plan, repeats)
+    kept = {**new.asked, "cores": _cores(new.plan, fleet), "repeats": repeats, "note": new.note}
+    kept["skipped"] = [[s.name, s.reason] for s in new.plan.skipped]
     if queue.side_by_side:
         kept["side_by_side"] = True
     queued = {"run_on": str(queue.run_on), "priority": queue.priority}
-    study = Study(name=name.strip(), owner=owner, kind=kind, base=base, settings=kept, **queued)
-    prepared = runs.prepare(owner=owner, requests=_requests(study, plan, repeats, retries))
+    study = Study(name=name.strip(), owner=owner, kind=new.kind, base=new.base, settings=kept, **queued)
+    prepared = runs.prepare(owner=owner, requests=_requests(study, new.plan, repeats, retries))
     with transaction.atomic():
         study.save()
         study.baseline = runs.write(prepared)[0]
         study.save(update_fields=("baseline",))
         also(study)
     return study
+
+
+def _fleet_for(owner: Any, queue: InQueue) -> FleetSnapshot:
+    """The devices on which the owner's runs may be placed. Raises PermissionDenied, and Invalid if there is no such
+    `queue` for this owner."""
+    if not may_submit(owner):
+        raise PermissionDenied("Your account may look at studies but not create them.")
+    fleet = FleetSnapshot.now().narrowed(queue.run_on)
+    refused = {run_on.FIELD: run_on.unknown(fleet), levels.FIELD: levels.refusal(owner, queue.priority)}
+    if wrong := {field: why for field, why in refused.items() if why}:
+        raise Invalid(wrong)
+    return fleet
 
 
 def _cores(plan: Plan, fleet: FleetSnapshot) -> int:

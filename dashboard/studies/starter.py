@@ -8,11 +8,12 @@ from typing import Any
 from dashboard.fleet.models import Worker
 from dashboard.runs.services import Invalid
 from dashboard.studies import variants
+from dashboard.studies.axes import USUAL_MICRO_BATCHES, Axes
 from dashboard.studies.estimate import START_S, step_seconds
 from dashboard.studies.models import Study
-from dashboard.studies.services import USUAL_MICRO_BATCHES, USUAL_TIMED_STEPS, create
+from dashboard.studies.services import NewStudy, create
 from dashboard.studies.strategies import STARTER
-from dashboard.studies.variants import Spec
+from dashboard.studies.variants import USUAL_TIMED_STEPS, Spec
 
 STARTER_SECONDS = 220.0
 """The longest estimate for the starter study, so that it is done within 5 minutes of the first page."""
@@ -28,24 +29,16 @@ def create_starter(*, owner: Any, worker: Worker) -> Study:
         raise Invalid({"worker": f"Worker {worker.name} has not calibrated yet."})
     devices = min(2, max(1, len(worker.devices)))
     base = starter_base(worker.calibration)
-    asked: dict[str, Any] = {
-        "strategies": list(STARTER if devices > 1 else ("single", "single-m")),
-        "recompute": list(variants.RECOMPUTE),
-        "precisions": ["fp32"],
-        "micro_batches": [_dividing(USUAL_MICRO_BATCHES, base["train"]["global_batch"])],
-        "devices": devices,
-    }
-    asked["timed_steps"] = _fitting_steps(base, asked, worker.calibration)
-    note = "" if devices > 1 else "This fleet has one device, so only the single-device variants were queued."
-    return create(
-        owner=owner,
-        name="Starter: one GPT, every strategy",
-        kind="starter",
-        base=base,
-        plan=variants.matrix(base, **asked),
-        asked=asked,
-        note=note,
+    axes = Axes(
+        strategies=STARTER if devices > 1 else ("single", "single-m"),
+        micro_batches=(_dividing(USUAL_MICRO_BATCHES, base["train"]["global_batch"]),),
+        devices=devices,
     )
+    steps = _fitting_steps(base, axes, worker.calibration)
+    note = "" if devices > 1 else "This fleet has one device, so only the single-device variants were queued."
+    asked = {**axes.asked(), "timed_steps": steps}
+    new = NewStudy("starter", base, variants.matrix(base, axes, steps), asked, note)
+    return create(owner=owner, name="Starter: one GPT, every strategy", new=new)
 
 
 def starter_base(calibration: Mapping[str, Any]) -> Spec:
@@ -65,9 +58,9 @@ def _dividing(wanted: int, batch: int) -> int:
     return next(m for m in range(wanted, 0, -1) if batch % m == 0)
 
 
-def _fitting_steps(base: Spec, asked: dict[str, Any], calibration: Mapping[str, Any]) -> int:
+def _fitting_steps(base: Spec, axes: Axes, calibration: Mapping[str, Any]) -> int:
     """Timed steps of a run, 10 to 40, such that all variants together take at most STARTER_SECONDS."""
-    plan = variants.matrix(base, **asked)
+    plan = variants.matrix(base, axes)
     fixed = len(plan.variants) * START_S
     one_step = sum(step_seconds(v.spec, calibration) for v in plan.variants)
     extra = variants.WARMUP_STEPS + 3

@@ -57,4 +57,4 @@ class StashingForm(TrainingForm):
         return variants.stashing(self.base(), **self._asked())
 
     def create(self, owner: Any) -> Study:
-        return services.create(**self.common(owner), kind=self.kind, plan=self.plan(), asked=self._asked())
+        return services.create(**self.common(owner), new=self.new(self._asked()))

@@ -16,6 +16,7 @@ from dashboard.runs import spec_fields
 from dashboard.runs.form_words import short_label
 from dashboard.runs.forms import Section
 from dashboard.studies import services, sweepable, variants
+from dashboard.studies.axes import Swept
 from dashboard.studies.estimate import Estimate
 from dashboard.studies.forms import TrainingForm, folded
 from dashboard.studies.models import Study
@@ -159,18 +160,20 @@ class SweepForm(TrainingForm):
             raise forms.ValidationError(NO_VALUE)
         return text
 
-    def _asked(self) -> dict[str, Any]:
-        asked = {"timed_steps": self.cleaned_data["timed_steps"]}
+    def swept(self) -> Swept:
+        """What is asked for. Needs a valid form."""
+        asked: dict[str, Any] = {}
         for field, values in sweepable.AXES:
             if chosen := self.cleaned_data[field]:
                 asked |= {field: chosen, values: sweepable.split(chosen, self.cleaned_data[values])}
-        return asked
+        return Swept(**asked)
 
     def plan(self) -> Plan:
-        return variants.sweep(self.base(), **self._asked())
+        return variants.sweep(self.base(), self.swept(), self.cleaned_data["timed_steps"])
 
     def create(self, owner: Any) -> Study:
-        return services.create_sweep(**self.common(owner), **self._asked())
+        asked = {"base": self.base(), "swept": self.swept(), "timed_steps": self.cleaned_data["timed_steps"]}
+        return services.create_sweep(**self.common(owner), **asked)
 
 
 def _begun(field: str) -> str:

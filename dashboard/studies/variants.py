@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product, starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from dashboard.control.hosts import Request
 from dashboard.studies import sweepable
+from dashboard.studies.axes import Axes, Swept
 from dashboard.studies.strategies import Strategy, chosen
 from dashboard.studies.written import Again, OwnSchedule, StageSplit
 from parallel_core import limits
@@ -31,8 +32,8 @@ MAX_RUNS = 200
 MOST_TRIED = 5 * MAX_RUNS
 """The most combinations that are looked at, with those that cannot run: the form plans while somebody types."""
 MIN_TIMED_STEPS = 10
+USUAL_TIMED_STEPS = 40
 WARMUP_STEPS = 3
-RECOMPUTE = ("none", "full")
 MOST_CALLED = limits.MAX_NAME - len(f" ({MOST_TRIED}), {limits.MAX_LAYERS} layers")
 """The most characters of a variant's name without its number. Behind that stands the number of the repeat or, in a fit,
 that of the layers."""
@@ -84,37 +85,35 @@ class Plan:
         return max((v.spec.parallel.world for v in self.variants), default=0)
 
 
-def matrix(
-    base: Spec,
-    *,
-    strategies: Iterable[str],
-    splits: Iterable[str] = (),
-    schedules: Iterable[Sequence[str]] = (),
-    recompute: Sequence[str] = RECOMPUTE,
-    layers: Sequence[str] = (),
-    precisions: Sequence[str] = ("fp32",),
-    micro_batches: Sequence[int] = (4,),
-    devices: int = 2,
-    timed_steps: int = 40,
-) -> Plan:
-    """Strategies x AR x precision x micro-batches over `devices` devices, all with the base's model, batch and seed.
+class _Cell(NamedTuple):
+    """A combination of a matrix."""
 
-    `splits` are stages of the pipelines among the strategies, `layers` more kinds of AR, and `schedules` are (name,
-    program), as `written` has them. Raises ValueError if one of them cannot be read.
-    """
-    rows = chosen(strategies, map(StageSplit.read, splits), (OwnSchedule(*each) for each in schedules))
-    kinds, found = (*map(Again, recompute), *map(Again.read, layers)), _Found()
-    cells = (
-        (precision, again, strategy, m)
-        for precision in precisions
+    strategy: Strategy
+    again: Again
+    precision: str
+    m: int
+
+
+def matrix(base: Spec, axes: Axes, timed_steps: int = USUAL_TIMED_STEPS) -> Plan:
+    """Strategies x AR x precision x micro-batches, all with the base's model, batch and seed. Raises ValueError if a
+    split, a schedule or a list of layers cannot be read."""
+    found, cells = _Found(), _cells(axes)
+    for cell in islice(cells, MOST_TRIED):
+        found.add(_made(base, cell, axes.devices, timed_steps), _suffix(cell, axes))
+    return found.plan(cut=next(cells, None) is not None)
+
+
+def _cells(axes: Axes) -> Iterator[_Cell]:
+    own = (OwnSchedule(*each) for each in axes.schedules)
+    rows = chosen(axes.strategies, map(StageSplit.read, axes.splits), own)
+    kinds = (*map(Again, axes.recompute), *map(Again.read, axes.layers))
+    return (
+        _Cell(strategy, again, precision, m)
+        for precision in axes.precisions
         for again in kinds
         for strategy in rows
-        for m in (micro_batches if strategy.micro else (strategy.parts,))
+        for m in (axes.micro_batches if strategy.micro else (strategy.parts,))
     )
-    for precision, again, strategy, m in islice(cells, MOST_TRIED):
-        made = _cell(base, strategy, again, precision, m, devices, timed_steps)
-        found.add(made, _suffix(strategy, precision, precisions, m, micro_batches))
-    return found.plan(cut=next(cells, None) is not None)
 
 
 STREAMED = ("1f1b", *(name for name in TRAITS if not flushes(name)))
@@ -141,22 +140,13 @@ def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_step
     return found.plan()
 
 
-def sweep(
-    base: Spec,
-    *,
-    field: str,
-    values: Iterable[str],
-    second_field: str = "",
-    second_values: Iterable[str] = (),
-    timed_steps: int = 40,
-) -> Plan:
-    """One run for each value of `field`, one of `sweepable.fields`; with a second field one for each pair of values.
+def sweep(base: Spec, swept: Swept, timed_steps: int = USUAL_TIMED_STEPS) -> Plan:
+    """One run for each value of a field of `sweepable.fields`; with a second field one for each pair of values.
 
     A value that the rules refuse is skipped, with the rule; so is one that a run would not read, as its run would be
     another's twin.
     """
-    axes = [(field, values), (second_field, second_values)] if second_field else [(field, values)]
-    cells, found = product(*([(path, value) for value in listed] for path, listed in axes)), _Found()
+    cells, found = product(*([(path, value) for value in listed] for path, listed in swept.fields)), _Found()
     for cell in islice(cells, MOST_TRIED):
         made = _swept(base, cell, timed_steps)
         whys = {} if isinstance(made, Skipped) else {path: sweepable.unread(path, made.spec) for path, _ in cell}
@@ -209,9 +199,8 @@ def _int(value: Any, otherwise: int) -> int:
         return otherwise
 
 
-def _cell(
-    base: Spec, strategy: Strategy, again: Again, precision: str, m: int, devices: int, timed_steps: int
-) -> Variant | Skipped:
+def _made(base: Spec, cell: _Cell, devices: int, timed_steps: int) -> Variant | Skipped:
+    strategy, again, precision, m = cell
     title = f"{strategy.title} + {again.label}" if again.label else strategy.title
     degrees = strategy.split(devices)
     if degrees is None:
@@ -278,11 +267,12 @@ def too_many_text() -> str:
     return f"there are more than {MOST_TRIED}, and a study holds at most {MAX_RUNS} runs."
 
 
-def _suffix(strategy: Strategy, precision: str, precisions: Sequence[str], m: int, micro_batches: Sequence[int]) -> str:
+def _suffix(cell: _Cell, axes: Axes) -> str:
     """What must be added to the strategy's label so that names differ within the study."""
+    strategy = cell.strategy
     parts = [strategy.note] if strategy.note else []
-    if strategy.micro and strategy.key != "single-m" and len(micro_batches) > 1:
-        parts.append(f"m = {m}")
-    if len(precisions) > 1:
-        parts.append(precision)
+    if strategy.micro and strategy.key != "single-m" and len(axes.micro_batches) > 1:
+        parts.append(f"m = {cell.m}")
+    if len(axes.precisions) > 1:
+        parts.append(cell.precision)
     return "".join(f", {part}" for part in parts)

@@ -138,5 +138,7 @@ def stocked(yard: YardProcess, client: httpx.Client) -> dict[str, Any]:
 MAKE_STUDY = """(lambda made: [made.pk, list(made.runs.values_list("pk", flat=True))])(
     __import__("dashboard.studies.services", fromlist=["create_matrix"]).create_matrix(
         owner=__import__("django.contrib.auth", fromlist=["x"]).get_user_model().objects.get(username="admin"),
-        name={name!r}, strategies=["single", "dp"], recompute=["none"], micro_batches=[2], timed_steps=10,
+        name={name!r}, timed_steps=10,
+        axes=__import__("dashboard.studies.axes", fromlist=["Axes"]).Axes(
+            ["single", "dp"], recompute=["none"], micro_batches=[2]),
         base=dict(model=dict(layers=2, hidden=32, heads=2, seq=32), train=dict(global_batch=8))))"""

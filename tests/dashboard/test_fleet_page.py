@@ -19,6 +19,7 @@ from dashboard.fleet.usable import Usable
 from dashboard.ledger import services as ledger
 from dashboard.live.changes import COST
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.studies.axes import Axes
 from parallel_core.spec import RunSpec
 from parallel_core.version import version
 from tests.dashboard import factory
@@ -71,7 +72,7 @@ def test_runs_that_were_broken_on_purpose_wear_their_badge(client: Client, alice
 def test_runs_of_a_study_take_one_line_of_the_queue(client: Client, alice: Any) -> None:
     from dashboard.studies import services
 
-    services.create_matrix(owner=alice, name="The study", base=factory.BASE, strategies=["single", "dp"])
+    services.create_matrix(owner=alice, name="The study", base=factory.BASE, axes=Axes(["single", "dp"]))
     client.force_login(alice)
     said = page(client)
     assert "Queue: 4 of 4 runs" in said

@@ -26,6 +26,7 @@ from dashboard.runs import services, submission
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run, State
 from dashboard.runs.panel import Panel
+from dashboard.studies.axes import Axes
 from dashboard.studies.services import create_matrix
 from parallel_core.analysis.quantities import range_text
 from parallel_core.known_fields import EARLIEST, without_unknown
@@ -260,8 +261,7 @@ def test_a_study_simulates_each_setting_once_and_before_its_transaction(
         owner=alice,
         name="thrice",
         base=SPEC.model_dump(mode="json"),
-        strategies=["single", "dp"],
-        recompute=["none"],
+        axes=Axes(["single", "dp"], recompute=["none"]),
         repeats=3,
     )
     assert len(simulated) == len({spec for spec, _ in simulated}) == 2

@@ -15,6 +15,7 @@ from dashboard.control.placing import place_queued
 from dashboard.runs import services as runs
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.studies import services
+from dashboard.studies.axes import Axes
 from dashboard.studies.models import Study
 from dashboard.studies.views import PER_PAGE, QUEUED_SHOWN
 from tests.dashboard import factory
@@ -42,7 +43,7 @@ def test_studies_stand_on_pages_newest_first(reader: Client, alice: Any) -> None
 @pytest.mark.parametrize("address", ("/studies/", "/runs/", "/fleet/", "/api/v1/runs", "/api/v1/studies"))
 def test_the_number_of_queries_does_not_grow_with_the_rows(reader: Client, alice: Any, address: str) -> None:
     def add() -> None:
-        services.create_matrix(owner=alice, name="study", base=factory.BASE, strategies=["single", "dp"])
+        services.create_matrix(owner=alice, name="study", base=factory.BASE, axes=Axes(["single", "dp"]))
         factory.finished(alice)
 
     def count() -> int:

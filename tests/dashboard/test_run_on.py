@@ -26,6 +26,7 @@ from dashboard.runs import asking, queueing, run_on, selectors, services, states
 from dashboard.runs.models import Event, Run, State
 from dashboard.runs.priority import Priority
 from dashboard.studies import joining, reruns
+from dashboard.studies.axes import Axes, Swept
 from dashboard.studies.models import Study
 from dashboard.studies.services import InQueue, create_matrix, create_sweep
 from tests.dashboard import factory
@@ -250,7 +251,7 @@ def test_a_queued_run_is_put_elsewhere_on_its_page(member: Client, alice: Any, b
 
 def test_a_study_has_one_place_and_one_priority_for_its_runs(admin: Any) -> None:
     queue, strategies = in_queue("worker:yard-c", Priority.HIGH), ["single", "dp"]
-    study = create_matrix(owner=admin, name="s", base=factory.BASE, strategies=strategies, devices=2, queue=queue)
+    study = create_matrix(owner=admin, name="s", base=factory.BASE, axes=Axes(strategies), queue=queue)
     assert {(run.run_on, run.priority) for run in study.runs.all()} == {("worker:yard-c", Priority.HIGH)}
     added = joining.submit(owner=admin, study=study, request={"spec": spec(2), "run_on": "worker:yard-a"})
     assert (added.run_on, added.priority) == ("worker:yard-c", Priority.HIGH)
@@ -285,7 +286,7 @@ def test_a_study_without_a_queued_run_is_put_elsewhere_and_what_joins_it_follows
 
 
 def test_a_study_goes_nowhere_where_a_queued_run_of_it_never_could(member: Client, alice: Any, bob: Any) -> None:
-    study = create_matrix(owner=alice, name="s", base=factory.BASE, strategies=["single", "dp"], devices=4)
+    study = create_matrix(owner=alice, name="s", base=factory.BASE, axes=Axes(["single", "dp"], devices=4))
     address, words = f"/studies/{study.pk}/edit/", {"name": "new", "notes": "", "priority": "normal"}
     for sent, said in (
         ({"run_on": "worker:yard-a"}, "”: Worker yard-a has 2 CPU devices; 4 are needed."),
@@ -309,7 +310,7 @@ def test_what_a_request_leaves_out_stays_as_somebody_else_has_just_written_it(
     alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while the rows are locked that the request changes: it has read them before."""
-    study = create_matrix(owner=alice, name="s", base=factory.BASE, strategies=["single", "dp"], devices=2)
+    study = create_matrix(owner=alice, name="s", base=factory.BASE, axes=Axes(["single", "dp"]))
     run = factory.queued(alice, name="r")
     real_study, real_run = queueing.change_study, queueing.change
 
@@ -335,7 +336,7 @@ def test_what_a_request_leaves_out_stays_as_somebody_else_has_just_written_it(
 
 def test_the_owner_of_one_run_does_not_move_the_study_of_somebody_else(alice: Any, admin: Any) -> None:
     """Such as an administrator's run in it who is none any more."""
-    study = create_matrix(owner=alice, name="s", base=factory.BASE, strategies=["single", "dp"], devices=2)
+    study = create_matrix(owner=alice, name="s", base=factory.BASE, axes=Axes(["single", "dp"]))
     added = joining.submit(owner=admin, study=study, request={"spec": spec()})
     former = make_member(admin)
     former.is_staff = former.is_superuser = False
@@ -366,7 +367,7 @@ def test_each_queued_run_of_a_study_is_looked_at_if_what_it_writes_keeps_it_on_o
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has one writer at a time")
 @pytest.mark.django_db(transaction=True)
 def test_a_run_that_joins_a_study_while_that_is_put_elsewhere_goes_there(alice: Any) -> None:
-    study = create_matrix(owner=alice, name="s", base=factory.BASE, strategies=["single", "dp"], devices=2)
+    study = create_matrix(owner=alice, name="s", base=factory.BASE, axes=Axes(["single", "dp"]))
     (first, *others), joined = study.runs.order_by("pk"), threading.Event()
 
     def join() -> None:
@@ -406,7 +407,7 @@ def test_what_is_run_again_goes_where_its_study_went_since_that_was_read(alice: 
 
 
 def test_what_of_a_study_does_not_fit_where_it_is_to_go_is_refused_or_left_out(alice: Any) -> None:
-    asked = {"owner": alice, "name": "s", "base": spec(), "field": "parallel.dp", "values": ["2", "4"]}
+    asked = {"owner": alice, "name": "s", "base": spec(), "swept": Swept("parallel.dp", ["2", "4"])}
     study = create_sweep(**asked, queue=in_queue("worker:yard-c"))
     assert [run.devices for run in study.runs.all()] == [2]
     ((_, why),) = study.settings["skipped"]
@@ -461,7 +462,7 @@ def test_members_add_no_runs_at_high_priority_to_a_study_that_an_admin_put_first
 
 def test_a_requeued_run_goes_where_its_study_went_meanwhile(admin: Any) -> None:
     queue = in_queue("worker:yard-a", Priority.HIGH)
-    study = create_matrix(owner=admin, name="s", base=factory.BASE, strategies=["single", "dp"], devices=2, queue=queue)
+    study = create_matrix(owner=admin, name="s", base=factory.BASE, axes=Axes(["single", "dp"]), queue=queue)
     first, second = study.runs.order_by("pk")[:2]
     Run.objects.filter(pk=first.pk).update(retries_left=1)
     attempt = factory.start(first)

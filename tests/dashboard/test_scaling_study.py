@@ -15,6 +15,7 @@ from dashboard.charts import scaling as charts
 from dashboard.charts.scaling import Point
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.studies import scaling, services
+from dashboard.studies.axes import Axes
 from dashboard.studies.entries import Setting
 from dashboard.studies.models import Study
 from dashboard.studies.scaling_form import shared_cores
@@ -94,7 +95,7 @@ def test_more_cpu_devices_than_cores_are_said_to_share_them() -> None:
 
 def test_every_kind_of_study_knows_how_many_cores_its_devices_share(alice: Any) -> None:
     host = factory.worker(devices=4)
-    asked: dict[str, Any] = {"owner": alice, "name": "n", "base": factory.BASE, "strategies": ["single", "dp"]}
+    asked: dict[str, Any] = {"owner": alice, "name": "n", "base": factory.BASE, "axes": Axes(["single", "dp"])}
     assert services.create_matrix(**asked).shared_cores == 0
     host.devices = [{**one, "name": f"a CPU, core {one['index'] % 2}"} for one in host.devices]
     host.save()

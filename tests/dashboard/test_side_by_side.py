@@ -16,6 +16,7 @@ from dashboard.ledger.services import settle
 from dashboard.runs import traces
 from dashboard.runs.models import Run, State
 from dashboard.studies import by_loss, compare, figures, joining, method, report_answers, reruns, services
+from dashboard.studies.axes import Swept
 from dashboard.studies.forms import initial_of
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import SIDE_BY_SIDE
@@ -29,12 +30,12 @@ from tests.dashboard.test_by_loss import FOUND, swept, view_of
 
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 __all__ = ["ask"]
-RATES: Any = {"field": "train.lr", "values": ["0.1", "0.01", "0.001"]}
+RATES = Swept("train.lr", ["0.1", "0.01", "0.001"])
 
 
 def rates(owner: Any, side_by_side: bool = True) -> Study:
     queue = services.InQueue(side_by_side=side_by_side)
-    return services.create_sweep(owner=owner, name="rates", base=factory.BASE, queue=queue, **RATES)
+    return services.create_sweep(owner=owner, name="rates", base=factory.BASE, swept=RATES, queue=queue)
 
 
 @pytest.mark.parametrize(("side_by_side", "together"), [(True, 2), (False, 1)])

@@ -62,11 +62,15 @@ def test_the_form_would_queue_the_same_runs(yard: Client, asked: str) -> None:
     assert form["name"].value() == f"{study.name} (again)"
 
 
-def test_a_starter_is_made_again_by_the_form_of_a_matrix(yard: Client, alice: Any) -> None:
+@pytest.mark.parametrize("unsaid", [(), ("splits", "schedules", "layers")], ids=["now", "of an older version"])
+def test_a_starter_is_made_again_by_the_form_of_a_matrix(yard: Client, alice: Any, unsaid: tuple[str, ...]) -> None:
     host = factory.worker()
     host.calibration = {"device": "cpu", "model": factory.BASE["model"], "global_batch": 16, "step_time": 0.1}
     host.save()
     study = create_starter(owner=alice, worker=host)
+    for name in unsaid:
+        assert study.settings.pop(name) == []
+    study.save()
     form = yard.get(link(yard.get(f"/studies/{study.pk}/").content.decode())).context["form"]
     assert form.kind == "matrix"
     assert would_run(form) == [run.spec for run in study.runs.order_by("position")]

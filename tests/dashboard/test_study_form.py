@@ -15,6 +15,7 @@ from dashboard.fleet.models import Worker
 from dashboard.runs.models import Run
 from dashboard.runs.spec_fields import ENTRIES, html_name, part_of, to_spec
 from dashboard.studies import families, kinds, services, variants
+from dashboard.studies.axes import Swept
 from dashboard.studies.forms import TrainingForm
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
@@ -236,10 +237,10 @@ class TwoSeeds(TrainingForm):
     title = "Two seeds"
 
     def plan(self) -> variants.Plan:
-        return variants.sweep(self.base(), field="train.seed", values=["1", "2"])
+        return variants.sweep(self.base(), Swept("train.seed", ["1", "2"]))
 
     def create(self, owner: Any) -> Study:
-        return services.create(**self.common(owner), kind=self.kind, plan=self.plan(), asked={})
+        return services.create(**self.common(owner), new=self.new({}))
 
 
 def test_a_kind_without_fields_of_its_own_has_no_group_of_them(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:

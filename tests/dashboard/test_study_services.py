@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Prediction
 from dashboard.runs.models import Run
 from dashboard.studies import services, variants
+from dashboard.studies.axes import Axes, Swept
 from dashboard.studies.models import Study
 from dashboard.studies.starter import create_starter
 from parallel_core.plan.memory import worst_stage
@@ -55,7 +57,7 @@ def test_as_many_queries_create_many_runs_as_few(alice: Any, django_assert_max_n
     def created(strategies: list[str], repeats: int) -> Study:
         with django_assert_max_num_queries(20) as seen:
             made = services.create_matrix(
-                owner=alice, name="S", base=BASE, strategies=strategies, repeats=repeats, recompute=["none"]
+                owner=alice, name="S", base=BASE, axes=Axes(strategies, recompute=["none"]), repeats=repeats
             )
         counts.append(len(seen))
         return made
@@ -104,9 +106,7 @@ def test_matrix_crosses_all_axes_and_names_differ(alice: Any) -> None:
         owner=alice,
         name="all",
         base=BASE,
-        strategies=["single", "dp", "1f1b"],
-        precisions=["fp32", "fp64"],
-        micro_batches=[2, 4],
+        axes=Axes(["single", "dp", "1f1b"], precisions=["fp32", "fp64"], micro_batches=[2, 4]),
     )
     names = [run.name for run in study.runs.all()]
     assert len(names) == len(set(names)) == 2 * 2 * (1 + 1 + 2)
@@ -114,26 +114,35 @@ def test_matrix_crosses_all_axes_and_names_differ(alice: Any) -> None:
 
 
 def test_what_cannot_run_is_left_out_with_its_rule() -> None:
-    plan = variants.matrix(BASE, strategies=["single", "tp", "gpipe", "dp-tp"], micro_batches=[4, 5], devices=2)
+    plan = variants.matrix(BASE, Axes(["single", "tp", "gpipe", "dp-tp"], micro_batches=[4, 5]))
     reasons = {s.name: s.reason for s in plan.skipped}
     assert "5 micro-batches do not divide" in reasons["PP-GPipe, m = 5"]
     assert reasons["DP x TP"].startswith("needs 4 devices")
     three_heads = {**BASE, "model": {**BASE["model"], "heads": 1}}
-    plan = variants.matrix(three_heads, strategies=["tp"], recompute=["none"])
+    plan = variants.matrix(three_heads, Axes(["tp"], recompute=["none"]))
     assert not plan.variants
     assert "does not divide heads=1" in plan.skipped[0].reason
 
 
+def test_settings_keep_what_was_asked_for_in_json() -> None:
+    axes = Axes(("gpipe", "1f1b"), splits=("2-1",), micro_batches=range(2, 5), devices=3)
+    asked = json.loads(json.dumps(axes.asked()))
+    assert asked == axes.asked() and variants.matrix(BASE, Axes(**asked)) == variants.matrix(BASE, axes)
+    for swept in (Swept("train.lr", ("1", "2")), Swept("train.lr", ("1",), "train.seed", ("1", "2"))):
+        asked = json.loads(json.dumps(swept.asked()))
+        assert asked == swept.asked() and variants.sweep(BASE, Swept(**asked)) == variants.sweep(BASE, swept)
+
+
 def test_repeats_go_round(alice: Any) -> None:
     study = services.create_matrix(
-        owner=alice, name="twice", base=BASE, strategies=["single", "dp"], recompute=["none"], repeats=2
+        owner=alice, name="twice", base=BASE, axes=Axes(["single", "dp"], recompute=["none"]), repeats=2
     )
     assert [run.name for run in study.runs.order_by("position")] == ["Single #1", "DP #1", "Single #2", "DP #2"]
 
 
 def test_sweep_of_any_field(alice: Any) -> None:
     study = services.create_sweep(
-        owner=alice, name="batch", base=BASE, field="train.global_batch", values=["8", "16", "-1", "x", "16"]
+        owner=alice, name="batch", base=BASE, swept=Swept("train.global_batch", ["8", "16", "-1", "x", "16"])
     )
     assert [run.spec["train"]["global_batch"] for run in study.runs.order_by("position")] == [8, 16]
     assert [name for name, _ in study.settings["skipped"]] == [
@@ -145,7 +154,10 @@ def test_sweep_of_any_field(alice: Any) -> None:
 
 def test_unknown_field_is_refused(alice: Any) -> None:
     with pytest.raises(services.Invalid):
-        services.create_sweep(owner=alice, name="x", base=BASE, field="train.__class__", values=["1"])
+        services.create_sweep(owner=alice, name="x", base=BASE, swept=Swept("train.__class__", ["1"]))
+
+
+PIPELINES = ["single", "single-m", "gpipe", "1f1b"]
 
 
 @pytest.mark.parametrize(
@@ -155,12 +167,18 @@ def test_unknown_field_is_refused(alice: Any) -> None:
         ({"name": "n" * 121}, "name"),
         ({"repeats": 0}, "repeats"),
         ({"repeats": 999}, "repeats"),
-        ({"strategies": []}, "plan"),
-        ({"micro_batches": list(range(1, 150)), "base": {**BASE, "train": {"global_batch": 2**7 * 3**3 * 5 * 7}}}, ""),
+        ({"axes": Axes([])}, "plan"),
+        (
+            {
+                "axes": Axes(PIPELINES, micro_batches=range(1, 150)),
+                "base": {**BASE, "train": {"global_batch": 2**7 * 3**3 * 5 * 7}},
+            },
+            "",
+        ),
     ),
 )
 def test_bad_input_queues_nothing(alice: Any, change: dict[str, Any], field: str) -> None:
-    asked: dict[str, Any] = {"name": "s", "base": BASE, "strategies": ["single", "single-m", "gpipe", "1f1b"]}
+    asked: dict[str, Any] = {"name": "s", "base": BASE, "axes": Axes(PIPELINES)}
     if not field:
         change, field = {**change, "repeats": 20}, "plan"
     with pytest.raises(services.Invalid) as caught:
@@ -172,11 +190,11 @@ def test_bad_input_queues_nothing(alice: Any, change: dict[str, Any], field: str
 
 def test_viewers_create_nothing(bob: Any) -> None:
     with pytest.raises(PermissionDenied):
-        services.create_matrix(owner=bob, name="s", base=BASE, strategies=["single"])
+        services.create_matrix(owner=bob, name="s", base=BASE, axes=Axes(["single"]))
     assert not Study.objects.exists()
 
 
 def test_estimate_without_calibration_promises_no_minutes() -> None:
-    plan = variants.matrix(BASE, strategies=["single", "dp"])
+    plan = variants.matrix(BASE, Axes(["single", "dp"]))
     found = services.estimate([v.spec for v in plan.variants], None, repeats=3)
     assert (found.runs, found.devices, found.minutes) == (12, 2, None)

@@ -14,6 +14,7 @@ from dashboard.runs.form_words import short_label
 from dashboard.runs.models import Run
 from dashboard.runs.spec_fields import html_name
 from dashboard.studies import kinds, services, sweepable, variants
+from dashboard.studies.axes import Swept
 from dashboard.studies.forms import FINE, TrainingForm
 from dashboard.studies.models import Study
 from parallel_core.spec import RunSpec
@@ -49,13 +50,13 @@ def test_a_value_that_no_run_would_read_is_left_out_with_its_reason(field: str, 
     """Each would be the twin of every other run of the study."""
     section, leaf = field.split(".")
     value = getattr(getattr(RunSpec.model_validate(base), section), leaf)
-    plan = variants.sweep({}, field=field, values=[str(value)])
+    plan = variants.sweep({}, Swept(field, [str(value)]))
     assert not plan.variants
     assert [f"“{short_label(field)}” changes nothing while" in gone.reason for gone in plan.skipped] == [True]
 
 
 def test_a_size_is_swept_in_the_unit_of_its_field() -> None:
-    plan = variants.sweep(BASE, field="trace.memory_cap", values=["64", "0.5", "none"])
+    plan = variants.sweep(BASE, Swept("trace.memory_cap", ["64", "0.5", "none"]))
     assert [variant.spec.trace.memory_cap for variant in plan.variants] == [64 << 20, 1 << 19, None]
     assert [variant.name for variant in plan.variants] == [
         "Memory cap = 64 MiB",
@@ -89,10 +90,7 @@ def test_two_fields_are_crossed(alice: Any) -> None:
         owner=alice,
         name="rate x batch",
         base=BASE,
-        field="train.lr",
-        values=["0.1", "0.01"],
-        second_field="train.global_batch",
-        second_values=["8", "16", "x"],
+        swept=Swept("train.lr", ["0.1", "0.01"], "train.global_batch", ["8", "16", "x"]),
     )
     runs = list(study.runs.order_by("position"))
     pairs = [(run.spec["train"]["lr"], run.spec["train"]["global_batch"]) for run in runs]
@@ -105,13 +103,7 @@ def test_two_fields_are_crossed(alice: Any) -> None:
 
 
 def test_of_two_fields_one_that_is_not_read_is_not_crossed() -> None:
-    plan = variants.sweep(
-        BASE,
-        field="train.lr_schedule",
-        values=["constant", "cosine"],
-        second_field="train.lr_final",
-        second_values=["0.1", "0.5"],
-    )
+    plan = variants.sweep(BASE, Swept("train.lr_schedule", ["constant", "cosine"], "train.lr_final", ["0.1", "0.5"]))
     assert [variant.name for variant in plan.variants] == [
         "Learning-rate schedule = constant",
         "Learning-rate schedule = cosine, Rate at the end = 0.1",
@@ -122,15 +114,9 @@ def test_of_two_fields_one_that_is_not_read_is_not_crossed() -> None:
 
 def test_a_sweep_of_the_optimizer_has_the_one_without_a_momentum_once() -> None:
     base = {"train": {"optimizer": "sgd", "momentum": 0.5}}
-    plan = variants.sweep(base, field="train.optimizer", values=["sgd", "adamw"])
+    plan = variants.sweep(base, Swept("train.optimizer", ["sgd", "adamw"]))
     assert [variant.spec.train.momentum for variant in plan.variants] == [0.5, 0.9] and not plan.skipped
-    plan = variants.sweep(
-        base,
-        field="train.optimizer",
-        values=["sgd", "adamw"],
-        second_field="train.momentum",
-        second_values=["0", "0.5"],
-    )
+    plan = variants.sweep(base, Swept("train.optimizer", ["sgd", "adamw"], "train.momentum", ["0", "0.5"]))
     names = ["Optimizer = sgd, Momentum = 0", "Optimizer = sgd, Momentum = 0.5", "Optimizer = adamw"]
     assert [variant.name for variant in plan.variants] == names and len(plan.skipped) == 2
 
@@ -138,7 +124,7 @@ def test_a_sweep_of_the_optimizer_has_the_one_without_a_momentum_once() -> None:
 def test_a_grid_is_tried_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "MOST_TRIED", 3)
     many = [str(n) for n in range(2, 5)]
-    plan = variants.sweep(BASE, field="train.seed", values=many, second_field="train.lr", second_values=["0.1", "0.2"])
+    plan = variants.sweep(BASE, Swept("train.seed", many, "train.lr", ["0.1", "0.2"]))
     assert plan.cut and len(plan.variants) == 3
 
 
@@ -146,7 +132,7 @@ def test_a_grid_is_tried_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_every_sweepable_field_takes_its_own_default(field: str) -> None:
     section, leaf = field.split(".")
     default = getattr(getattr(variants.RunSpec(), section), leaf)
-    plan = variants.sweep(READS.get(field, {}), field=field, values=[str(default)])
+    plan = variants.sweep(READS.get(field, {}), Swept(field, [str(default)]))
     assert len(plan.variants) == 1
     assert getattr(getattr(plan.variants[0].spec, section), leaf) == default
 

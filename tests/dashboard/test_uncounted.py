@@ -11,6 +11,7 @@ from dashboard.runs import page_memory
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_fix import fix
 from dashboard.studies import entries, fit, fit_views
+from dashboard.studies.axes import Axes
 from dashboard.studies.variants import Skipped, Variant
 from parallel_core.plan import memory, peak
 from parallel_core.plan.capacity import walked_in_search
@@ -64,11 +65,7 @@ def test_a_fit_study_says_which_searches_take_too_long_to_begin() -> None:
     strategies = ["1f1b", "zb-h1", "zb-v", "looped-bfs"]
     plan = fit.plan(
         base,
-        strategies=strategies,
-        recompute=["none"],
-        precisions=["fp32"],
-        micro_batches=[512],
-        devices=64,
+        Axes(strategies, recompute=["none"], precisions=["fp32"], micro_batches=[512], devices=64),
         limit=lambda _: 64 * MIB,
         cap=64 * MIB,
     )

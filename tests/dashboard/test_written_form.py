@@ -211,5 +211,5 @@ def test_a_search_for_the_most_layers_takes_splits(yard: Client) -> None:
 
 def test_every_field_of_the_form_is_on_its_page(yard: Client) -> None:
     page = yard.get(NEW).content.decode()
-    assert [page.count(f'id="field-{name}"') for name in (*MatrixForm.axes, "schedule_file")] == [1] * 9
+    assert [page.count(f'id="field-{name}"') for name in (*MatrixForm.axis_fields, "schedule_file")] == [1] * 9
     assert 'enctype="multipart/form-data"' in page

@@ -11,6 +11,7 @@ from django.test import Client
 from dashboard.runs.models import Run
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import answers, fit, services, variants
+from dashboard.studies.axes import Axes
 from dashboard.studies.comparability import same_updates
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
@@ -71,12 +72,14 @@ def test_several_schedules_begin_with_their_names_and_one_needs_none() -> None:
 def test_each_pipeline_is_followed_by_its_splits_and_own_schedules_end_the_list() -> None:
     plan = variants.matrix(
         BASE,
-        strategies=["dp", "gpipe", "1f1b", "1f1b-stash", "tp"],
-        splits=["2-1", "2x1-1x2"],
-        schedules=[["mine", EXAMPLE], ["wide", WIDE]],
-        recompute=["none"],
-        layers=["0, 2"],
-        devices=4,
+        Axes(
+            ["dp", "gpipe", "1f1b", "1f1b-stash", "tp"],
+            splits=["2-1", "2x1-1x2"],
+            schedules=[["mine", EXAMPLE], ["wide", WIDE]],
+            recompute=["none"],
+            layers=["0, 2"],
+            devices=4,
+        ),
     )
     plain = [
         "DP 4",
@@ -110,7 +113,7 @@ def test_each_pipeline_is_followed_by_its_splits_and_own_schedules_end_the_list(
 
 def test_what_needs_more_devices_than_the_study_has_is_left_out() -> None:
     plan = variants.matrix(
-        BASE, strategies=["1f1b"], splits=["2-1"], schedules=[["wide", WIDE]], recompute=["none"], devices=2
+        BASE, Axes(["1f1b"], splits=["2-1"], schedules=[["wide", WIDE]], recompute=["none"], devices=2)
     )
     assert [(gone.name, gone.reason) for gone in plan.skipped] == [
         ("PP-1F1B 2-1", "needs 3 devices; this study has 2."),
@@ -121,7 +124,7 @@ def test_what_needs_more_devices_than_the_study_has_is_left_out() -> None:
 def test_no_two_runs_of_a_study_have_one_name() -> None:
     deep = {**BASE, "model": {**BASE["model"], "layers": 8}}
     lists = ["0, 1, 2, 4, 5", "0, 1, 2, 4, 6"]
-    plan = variants.matrix(deep, strategies=["single"], recompute=[], layers=lists)
+    plan = variants.matrix(deep, Axes(["single"], recompute=[], layers=lists))
     assert [variant.name for variant in plan.variants] == ["Single + AR of 5 layers", "Single + AR of 5 layers (2)"]
 
 
@@ -142,7 +145,7 @@ def test_a_wide_split_has_a_name_that_its_precision_and_its_layers_still_fit_beh
     deep = {"model": {**BASE["model"], "layers": 64}, "train": {"global_batch": 64}}
     split = "-".join(["2", "1"] * 32)
     asked: dict[str, Any] = {"strategies": ["1f1b"], "splits": [split], "recompute": ["none"], "devices": 96}
-    plan = variants.matrix(deep, **asked, precisions=["fp32", "bf16"], micro_batches=[32, 64])
+    plan = variants.matrix(deep, Axes(**asked, precisions=["fp32", "bf16"], micro_batches=[32, 64]))
     wide = [variant.name for variant in plan.variants if len(variant.spec.parallel.copies) == 64]
     assert len(wide) == 4 and all(len(name) == variants.MOST_CALLED for name in wide)
     assert wide[-1].startswith("PP-1F1B 2-1-2-1") and wide[-1].endswith("…, m = 64, bf16")
@@ -154,11 +157,13 @@ def test_a_wide_split_has_a_name_that_its_precision_and_its_layers_still_fit_beh
 def test_neighbouring_splits_have_as_many_micro_batches_over_all_replicas() -> None:
     plan = variants.matrix(
         {**BASE, "train": {"global_batch": 48}},
-        strategies=["1f1b", "1f1b-stash", "naive", "dp-pp"],
-        splits=["2-1", "2-2", "2x2-2x1", "1-1"],
-        recompute=["none"],
-        micro_batches=[4, 8],
-        devices=6,
+        Axes(
+            ["1f1b", "1f1b-stash", "naive", "dp-pp"],
+            splits=["2-1", "2-2", "2x2-2x1", "1-1"],
+            recompute=["none"],
+            micro_batches=[4, 8],
+            devices=6,
+        ),
     )
     found = {variant.name: variant.spec.parallel for variant in plan.variants}
     for m in (4, 8):
@@ -171,9 +176,7 @@ def test_neighbouring_splits_have_as_many_micro_batches_over_all_replicas() -> N
 
 
 def test_micro_batches_that_equal_replicas_cannot_share_are_left_out_with_the_reason() -> None:
-    plan = variants.matrix(
-        BASE, strategies=["1f1b"], splits=["2-2"], recompute=["none"], micro_batches=[1, 2], devices=4
-    )
+    plan = variants.matrix(BASE, Axes(["1f1b"], splits=["2-2"], recompute=["none"], micro_batches=[1, 2], devices=4))
     assert [(gone.name, gone.reason) for gone in plan.skipped] == [
         (
             "PP-1F1B, 2-2, m = 1",
@@ -185,12 +188,14 @@ def test_micro_batches_that_equal_replicas_cannot_share_are_left_out_with_the_re
 def test_a_page_of_such_runs_says_what_their_names_mean() -> None:
     plan = variants.matrix(
         BASE,
-        strategies=["1f1b"],
-        splits=["2-1", "3-1", "1x2-1x1"],
-        schedules=[["", EXAMPLE]],
-        recompute=["none"],
-        layers=["0", "1"],
-        devices=4,
+        Axes(
+            ["1f1b"],
+            splits=["2-1", "3-1", "1x2-1x1"],
+            schedules=[["", EXAMPLE]],
+            recompute=["none"],
+            layers=["0", "1"],
+            devices=4,
+        ),
     )
     words = words_of(variant.spec for variant in plan.variants)
     assert [word.name for word in words] == [
@@ -237,9 +242,7 @@ def test_each_list_of_layers_has_an_answer_of_its_own(
 
 
 def test_streams_of_other_stages_update_otherwise() -> None:
-    plan = variants.matrix(
-        BASE, strategies=["1f1b", "1f1b-stash"], splits=["2-1"], recompute=["none", "full"], devices=3
-    )
+    plan = variants.matrix(BASE, Axes(["1f1b", "1f1b-stash"], splits=["2-1"], recompute=["none", "full"], devices=3))
     found = {variant.name: variant.spec for variant in plan.variants}
     stash, flush = "PP-1F1B async, stashed", "PP-1F1B"
     assert same_updates(found[f"{flush} 3"], found[f"{flush} 2-1"])
@@ -249,5 +252,5 @@ def test_streams_of_other_stages_update_otherwise() -> None:
 
 def test_a_study_by_name_of_what_cannot_be_read_is_refused(alice: Any) -> None:
     with pytest.raises(ValueError, match="no split by stage"):
-        services.create_matrix(owner=alice, name="s", base=BASE, strategies=["1f1b"], splits=["two"])
+        services.create_matrix(owner=alice, name="s", base=BASE, axes=Axes(["1f1b"], splits=["two"]))
     assert not Study.objects.exists()
