@@ -12,16 +12,11 @@ import redis
 from parallel_core.known_fields import later
 from parallel_core.version import version
 from workers import devices
-from workers.address import Address
-from workers.cached_texts import CachedTexts
 from workers.contract import HEARTBEAT_S, TASKS, HeartbeatBody
-from workers.devices import Devices
-from workers.disk import Disk
+from workers.host_watch import HostWatch
 from workers.outage import AWAY
 from workers.settings import Settings
 from workers.supervisor import Supervisor
-from workers.token_files import TokenFiles
-from workers.weights import Weights
 from workers.wire import Publisher
 
 log = logging.getLogger(__name__)
@@ -33,22 +28,9 @@ MAX_BACKLOG = 2048
 class Heartbeat(threading.Thread):
     """Publishes heartbeats; one that cannot be published is dropped, because only the newest matters."""
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        supervisor: Supervisor,
-        listing: Devices,
-        settings: Settings,
-        disk: Disk,
-        address: Address,
-        token_files: TokenFiles,
-        texts: CachedTexts,
-        weights: Weights,
-    ) -> None:
+    def __init__(self, publisher: Publisher, supervisor: Supervisor, settings: Settings, host: HostWatch) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._settings, self._disk, self._address = settings, disk, address
-        self._token_files, self._texts, self._weights = token_files, texts, weights
-        self._publisher, self._supervisor, self._devices = publisher, supervisor, listing
+        self._publisher, self._supervisor, self._settings, self._host = publisher, supervisor, settings, host
         self._poked = threading.Event()
         self._going, self._gone = threading.Event(), False
         self._told_so = threading.Event()
@@ -94,9 +76,9 @@ class Heartbeat(threading.Thread):
 
     def body(self) -> HeartbeatBody:
         total, available = devices.host_memory()
-        usable, unusable = self._devices.listed()
+        usable, unusable = self._host.devices.listed()
         body = HeartbeatBody(
-            host=self._address.known,
+            host=self._host.address.known,
             version=version(),
             time=time.time(),
             devices=usable,
@@ -110,19 +92,12 @@ class Heartbeat(threading.Thread):
             tasks=list(TASKS),
             fields=later(),
             leaving=self._going.is_set(),
-            texts=self._texts.shown,
+            texts=self._host.texts.shown,
             profiles=self._supervisor.between.profiles,
             still=self._supervisor.roll.still(),
             refused=self.refused,
         )
-        if self._disk.free is not None:
-            body["disk_free"] = self._disk.free
-        if self._token_files.known is not None:
-            body["token_files"], body["more_token_files"] = self._token_files.known
-        if self._weights.known is not None:
-            body["weights"] = self._weights.known
-        if self._token_files.images is not None:
-            body["image_files"], body["more_image_files"] = self._token_files.images
+        self._host.add_seen(body)
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result
         if calibration:
             body["calibration"] = calibration

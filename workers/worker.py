@@ -12,20 +12,15 @@ from typing import Any
 from parallel_core.file_lock import FileLock
 from parallel_core.observe.spool import Spool
 from workers import preflight
-from workers.address import Address
-from workers.cached_texts import CachedTexts
 from workers.calibration import Calibration
 from workers.checkpoints import Dropped
 from workers.contract import HEARTBEAT_S
-from workers.devices import Devices
-from workers.disk import Disk
 from workers.heartbeat import Heartbeat
+from workers.host_watch import HostWatch
 from workers.outage import Outage
 from workers.relay import Relay
 from workers.settings import TELL_S, Settings
 from workers.supervisor import Supervisor
-from workers.token_files import TokenFiles
-from workers.weights import Weights
 from workers.wire import ControlReader, Publisher
 
 log = logging.getLogger(__name__)
@@ -47,40 +42,26 @@ class Worker:
         self.settings = settings
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = _lock(settings)
-        self.devices = Devices(settings.cpu_devices, settings.gpu_shares)
+        self.host = HostWatch.of(settings)
         outage = Outage()
         self.relay = Relay(Publisher(settings, outage), self._ended_published, Spool(settings.spool_bytes))
-        calibration = Calibration(settings.home, self.devices.kind)
-        usable, named = lambda: self.devices.listed()[0], lambda: self.devices.gpus
+        devices = self.host.devices
+        calibration = Calibration(settings.home, devices.kind)
+        usable, named = lambda: devices.listed()[0], lambda: devices.gpus
         self.supervisor = Supervisor(settings, self.relay, usable, calibration, named)
-        self.disk = Disk(settings.checkpoints)
-        self.address = Address(settings)
-        self.token_files, self.texts = TokenFiles(settings.corpora), CachedTexts(settings.corpora)
-        self.weights = Weights(settings.corpora)
         # A beat that is not answered gives up when the next one is due: else a short outage would cost the lease.
         beats = Publisher(settings, outage, HEARTBEAT_S)
-        self.heartbeat = Heartbeat(
-            beats,
-            self.supervisor,
-            self.devices,
-            settings,
-            self.disk,
-            self.address,
-            self.token_files,
-            self.texts,
-            self.weights,
-        )
+        self.heartbeat = Heartbeat(beats, self.supervisor, settings, self.host)
         self.supervisor.on_running = self.heartbeat.poke
         self.control = ControlReader(settings, self.supervisor.control, outage)
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._left = threading.Event()
 
     def start(self) -> None:
-        for one in (self.address, self.devices):  # so that the first heartbeat has them
+        for one in (self.host.address, self.host.devices):  # so that the first heartbeat has them
             one.look()
         dropped = Dropped(self.settings.checkpoints)
-        looking = (self.devices, self.disk, self.address, self.token_files, self.texts, self.weights, dropped)
-        for thread in (self.relay, self.supervisor, *looking, self.heartbeat, self.control):
+        for thread in (self.relay, self.supervisor, *self.host.threads, dropped, self.heartbeat, self.control):
             thread.start()
         threading.Thread(target=self._ask_the_web, name="web", daemon=True).start()
         threading.Thread(target=self._leave_when_asked, name="leaver", daemon=True).start()

@@ -25,7 +25,7 @@ class Counting(Heartbeat):
 
     def __init__(self) -> None:
         nothing: Any = None
-        super().__init__(*(nothing,) * 9)
+        super().__init__(*(nothing,) * 4)
         self.beats = threading.Semaphore(0)
 
     def _beat(self) -> None:
@@ -71,7 +71,7 @@ def test_a_beat_reads_no_token_file_because_their_disk_may_not_answer(
     source.write_bytes(bytes(8))
     worker = Worker(Settings("a", "redis://yard.invalid:6379", tmp_path, tmp_path))
     token_file.pack(source, 2, 10, "tale", worker.settings.corpora)
-    worker.token_files.look()
+    worker.host.token_files.look()
 
     def stalled(*_: Any) -> Any:
         raise AssertionError("a heartbeat read token files")
@@ -84,9 +84,9 @@ def test_a_beat_before_token_files_were_listed_says_nothing_of_them(tmp_path: Pa
     """An empty list would tell the yard that they are gone."""
     worker = Worker(Settings("a", "redis://yard.invalid:6379", tmp_path, tmp_path))
     assert "token_files" not in worker.heartbeat.body()
-    worker.token_files.look()
+    worker.host.token_files.look()
     assert worker.heartbeat.body()["token_files"] == []
-    worker.token_files.known = token_file.Listing([], 3)
+    worker.host.token_files.known = token_file.Listing([], 3)
     assert worker.heartbeat.body()["more_token_files"] == 3
 
 
@@ -94,7 +94,7 @@ def test_a_beat_names_the_image_files(tmp_path: Path) -> None:
     worker = Worker(Settings("a", "redis://yard.invalid:6379", tmp_path, tmp_path))
     assert "image_files" not in worker.heartbeat.body()
     image_file.pack([np.zeros((2, 3, 8, 8), np.uint8)], np.array([0, 4]), worker.settings.corpora / "pets.images")
-    worker.token_files.look()
+    worker.host.token_files.look()
     body = worker.heartbeat.body()
     sizes: dict[str, Any] = {"images": 2, "height": 8, "width": 8, "channels": 3, "classes": 5}
     sizes |= {"values": fingerprint(np.array([0, 4], "<u4"), np.zeros((2, 3, 8, 8), np.uint8))}

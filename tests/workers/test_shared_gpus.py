@@ -274,7 +274,7 @@ def test_a_driver_that_hangs_keeps_no_heartbeat_waiting(tmp_path: Path, monkeypa
     nvml = driver(2)
     monkeypatch.setattr(devices, "open_nvml", lambda: nvml)
     worker = Worker(Settings("a", "redis://yard.invalid:6379", tmp_path, tmp_path))
-    worker.devices.look()
+    worker.host.devices.look()
     nvml.nvmlDeviceGetCount = lambda: pytest.fail("a heartbeat asked the driver")
     body = worker.heartbeat.body()
     assert [one["index"] for one in body["devices"]] == [0, 1] and body["unusable"] == []

@@ -85,10 +85,10 @@ def test_a_beat_tells_of_weights_once_they_were_listed_and_reads_none_itself(
 ) -> None:
     worker = Worker(settings)
     assert "weights" not in worker.heartbeat.body(), "an empty list would tell the yard that they are gone"
-    worker.weights.look()
+    worker.host.weights.look()
     assert worker.heartbeat.body()["weights"] == []
     weights_in(settings.corpora)
-    worker.weights.look()
+    worker.host.weights.look()
 
     def stalled(*_: Any) -> Any:
         raise AssertionError("a heartbeat read weights")

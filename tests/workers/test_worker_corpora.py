@@ -181,9 +181,9 @@ def test_heartbeats_name_every_cached_text_in_turn(settings: Settings, monkeypat
     kept(settings, "tale.tokens", 0.0), kept(settings, ".part-x", 0.0)
     named = [worker.heartbeat.body()["texts"]]
     for _ in range(3):
-        worker.texts.look()
+        worker.host.texts.look()
         named.append(worker.heartbeat.body()["texts"])
     assert named == [[], every[:2], every[2:], every[:2]]
     (settings.corpora / every[0]).unlink()
-    worker.texts.look()
+    worker.host.texts.look()
     assert worker.heartbeat.body()["texts"] == every[1:]
