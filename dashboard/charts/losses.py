@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dashboard.charts import theme
 from dashboard.charts.chart import Chart
-from dashboard.charts.waterfall import GAP, narrow, reach, stair
+from dashboard.charts.waterfall import layout_of, stair
 from parallel_core.analysis.losses import NAMES, Losses
 from parallel_core.analysis.quantities import minus_text, ns_text, ratio_text
 
@@ -29,13 +28,7 @@ def chart(found: Losses, source: str) -> Chart:
     ]
     values = [found.devices, *(change for _, change in steps), found.speedup]
     traces = stair(values, texts, words, rising="accent", falling="bad")
-    layout = theme.layout(
-        330,
-        xaxis=theme.axis("times as fast as one device", range=reach(values)),
-        yaxis=theme.rows_axis(words),
-        bargap=GAP,
-        meta=narrow(values),
-    )
+    layout = layout_of(values, words, "times as fast as one device")
     rows = [[WORDS[name], minus_text(f"{found.in_speedup(name):+.3f}"), _ns(getattr(found, name))] for name in NAMES]
     rows.append(["measured", f"{found.speedup:.3f}", ns_text(found.total)])
     subtitle = (

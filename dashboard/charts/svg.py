@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from django.utils.safestring import SafeString, mark_safe
 
 from dashboard.charts import svg_marks, svg_traces
-from dashboard.charts.svg_traces import CHARACTER, Axis, Plot, label, text
+from dashboard.charts.svg_traces import CHARACTER, Axis, Plot, label, text, unmarked
 from dashboard.charts.theme import Figure
 
 WIDTH, HALF = 800, 400
@@ -28,7 +28,6 @@ YS = ("y", "y2")
 STYLESHEET = Path(__file__).resolve().parent.parent / "static" / "css" / "trainyard.css"
 _COLOUR = re.compile(r"--([\w-]+):\s*light-dark\((#[0-9a-f]{6}),")
 _VAR = re.compile(r"var\(--([\w-]+)\)")
-_TAG = re.compile(r"<[^>]*>")
 
 
 @cache
@@ -85,7 +84,7 @@ def _painted(made: str) -> str:
 
 def _plot(layout: dict[str, Any], data: list[dict[str, Any]], width: int) -> Plot:
     left = 16 + max(
-        (CHARACTER * len(_TAG.sub("", line)) for tick in _y_words(layout, data) for line in tick.split("<br>")),
+        (CHARACTER * len(unmarked(line)) for tick in _y_words(layout, data) for line in tick.split("<br>")),
         default=0,
     )
     top, height = 8, int(layout["height"]) - max(0, int(layout["margin"]["t"]) - 8)

@@ -21,6 +21,11 @@ _BREAK = re.compile(r"<br>")
 _TAG = re.compile(r"<[^>]*>")
 
 
+def unmarked(text: str) -> str:
+    """A text of Plotly's without its tags."""
+    return _TAG.sub("", text)
+
+
 class Axis(NamedTuple):
     """Maps values from `low` to `high` linearly to pixels from `begin` to `end`."""
 
@@ -67,7 +72,7 @@ def label(x: float, y: float, words: str) -> list[str]:
     first = y - 7 * (len(lines) - 1)
     out = []
     for i, line in enumerate(lines):
-        made = text(x, first + 15 * i, _TAG.sub("", line), "end", "ink-2" if theme.SMALL in line else "ink", safe=True)
+        made = text(x, first + 15 * i, unmarked(line), "end", "ink-2" if theme.SMALL in line else "ink", safe=True)
         out.append(made.replace("<text ", '<text font-weight="600" ') if "<b>" in line else made)
     return out
 
@@ -130,7 +135,7 @@ def scatter(trace: dict[str, Any], plot: Plot) -> list[str]:
         if "text" in mode and each(trace["text"], i):
             place = str(each(trace.get("textposition", ""), i))
             above = -10 if "top" in place else 16 if "bottom" in place else 4
-            words = _TAG.sub("", str(each(trace["text"], i)))
+            words = unmarked(str(each(trace["text"], i)))
             over = "left" in place or point[0] + 6 + CHARACTER * len(words) > plot.right + 20
             side, anchor = (-6, "end") if over else (6, "start")
             out.append(text(point[0] + side, point[1] + above, words, anchor, "ink", safe=True))

@@ -31,8 +31,7 @@ def stair(
     """The traces of a waterfall: a bar for the first value, for each change, and for the last value, and lines between
     them.
 
-    `texts` are written at the bars, `words` name them in the hover text; `rising` and `falling` name colours. For a
-    layout with `bargap` GAP.
+    `texts` are written at the bars, `words` name them in the hover text; `rising` and `falling` name colours.
     """
     ends = [*accumulate(values[:-1]), values[-1]]
     begins = [0.0, *ends[:-2], 0.0]
@@ -67,18 +66,17 @@ def _treads(ends: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def reach(values: Sequence[float]) -> list[float]:
-    """Range of a waterfall's axis: as far as its bars go, with room for a number."""
-    return [0.0, ROOM * _farthest(values)]
-
-
-def narrow(values: Sequence[float]) -> dict[str, Any]:
-    """`meta` of a waterfall's layout: the range of its axis on a phone."""
-    return {"narrow": {"xaxis": {"range": [0.0, NARROW_ROOM * _farthest(values)]}}}
-
-
-def _farthest(values: Sequence[float]) -> float:
-    return max(accumulate(values[:-1])) or 1.0
+def layout_of(values: Sequence[float], words: list[str], title: str) -> dict[str, Any]:
+    """The layout of the traces of `stair`: its axis reaches as far as the bars go, with room for a number; also on a
+    phone. `words` name the rows, `title` the axis."""
+    farthest = max(accumulate(values[:-1])) or 1.0
+    return theme.layout(
+        330,
+        xaxis=theme.axis(title, range=[0.0, ROOM * farthest]),
+        yaxis=theme.rows_axis(words),
+        bargap=GAP,
+        meta={"narrow": {"xaxis": {"range": [0.0, NARROW_ROOM * farthest]}}},
+    )
 
 
 def _signed(changes: Sequence[float], largest: float) -> list[str]:
@@ -96,13 +94,7 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
     words = [f"A: {theme.escape_label(names[0])}", *(word for word, _ in changes), f"B: {theme.escape_label(names[1])}"]
     texts = [significant(values[0]), *_signed([change for _, change in changes], max(values)), significant(values[-1])]
     traces = stair(values, texts, words, rising="bad", falling="accent", unit=" ms")
-    layout = theme.layout(
-        330,
-        xaxis=theme.axis("ms", range=reach(values)),
-        yaxis=theme.rows_axis(words),
-        bargap=GAP,
-        meta=narrow(values),
-    )
+    layout = layout_of(values, words, "ms")
     rows = [[word, significant(milliseconds(a, f)), significant(milliseconds(b, f))] for word, f in PARTS]
     rows.append(["step", significant(a.total / 1e6), significant(b.total / 1e6)])
     subtitle = "Change of each part of the traced step from A to B, ms"

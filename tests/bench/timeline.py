@@ -23,6 +23,7 @@ from parallel_core.spec import RunSpec
 from tests import chromium
 from tests.bench.numbers import Number, signed_in
 from tests.browser.conftest import FLAGS
+from tests.browser.observed_page import WIDE, sign_in
 from tests.dashboard import factory
 from tests.yard_process import YardProcess
 
@@ -134,12 +135,10 @@ def _zoomed(page: Page, view: tuple[float, float]) -> float:
 
 
 def _signed_in(browser: Browser, yard: YardProcess) -> BrowserContext:
-    context = browser.new_context(base_url=yard.url, viewport={"width": 1440, "height": 900})
+    context = browser.new_context(base_url=yard.url, viewport=WIDE)
     page = context.new_page()
     page.goto("/accounts/login/")
-    page.get_by_label("Name").fill("admin")
-    page.get_by_label("Password").fill(yard.password)
-    page.get_by_role("button", name="Sign in").click()
+    sign_in(page, "admin", yard.password)
     page.wait_for_url("**/studies/")
     page.wait_for_timeout(REST_MS)
     page.close()

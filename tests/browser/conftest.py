@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests import chromium
-from tests.browser.observed_page import HOSTILE, LIVE_MS, WIDE, Troubles
+from tests.browser.observed_page import HOSTILE, LIVE_MS, WIDE, Troubles, sign_in
 from tests.yard_process import YardProcess, tiny, wait_for
 
 FLAGS = [
@@ -64,9 +64,7 @@ def session(browser: Browser, yard: YardProcess) -> Any:
     with browser.new_context(base_url=yard.url) as context:
         page = context.new_page()
         page.goto("/accounts/login/")
-        page.get_by_label("Name").fill("admin")
-        page.get_by_label("Password").fill(yard.password)
-        page.get_by_role("button", name="Sign in").click()
+        sign_in(page, "admin", yard.password)
         page.wait_for_url("**/studies/")
         return context.storage_state()
 

@@ -119,6 +119,14 @@ def until(page: Page, expression: str, arg: Any = None) -> None:
     wait_for(expression, lambda: page.evaluate(expression, arg), LIVE_MS / 1e3)
 
 
+def sign_in(page: Page, name: str, password: str) -> None:
+    """Fills in the page's form, and waits for the next page."""
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Password").fill(password)
+    with page.expect_navigation():  # until the scripts of the page have run, which what is typed there needs
+        page.get_by_role("button", name="Sign in").click()
+
+
 def settle(page: Page) -> None:
     """Waits until all charts near the viewport are drawn or reported as empty."""
     page.wait_for_load_state("load")

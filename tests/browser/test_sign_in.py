@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import LOST, Troubles, look
+from tests.browser.observed_page import LOST, Troubles, look, sign_in
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -18,13 +18,6 @@ CLOSED = ("/", "/studies/", "/runs/", "/runs/1/", "/runs/new/", "/compare/", "/f
 VIEWER, SECRET = "vera", "only-looks-9"
 MAKE_VIEWER = f"""__import__("django.contrib.auth", fromlist=["x"]).get_user_model().objects.create_user(
     {VIEWER!r}, password={SECRET!r}).pk"""
-
-
-def sign_in(page: Page, name: str, password: str) -> None:
-    page.get_by_label("Name").fill(name)
-    page.get_by_label("Password").fill(password)
-    with page.expect_navigation():  # until the scripts of the page have run, which what is typed there needs
-        page.get_by_role("button", name="Sign in").click()
 
 
 def post(page: Page, path: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -34,6 +33,7 @@ from parallel_core.observe.records import POINT, encode
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.plain import unmarked
 from tests.parallel_core.tables import table
 
 pytestmark = pytest.mark.django_db
@@ -325,7 +325,7 @@ def test_a_step_of_many_operations_is_not_simulated_while_somebody_waits(
 
 def test_new_run_says_what_a_step_will_take(profile: Profile, member: Client) -> None:
     page = member.get("/runs/new/", {"spec": SPEC.model_dump_json()}).content.decode()
-    assert "simulated from the profile of yard-a" in re.sub(r"<[^>]+>", "", page) and 'value="32"' in page
+    assert "simulated from the profile of yard-a" in unmarked(page) and 'value="32"' in page
 
 
 def test_new_run_says_where_a_profile_is_made(member: Client) -> None:

@@ -22,6 +22,7 @@ from parallel_core.analysis.meters import Work
 from parallel_core.observe.records import encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.plain import error_at
 from tests.dashboard.test_api import bearer, post
 
 pytestmark = pytest.mark.django_db
@@ -205,7 +206,7 @@ def test_what_it_waits_for_names_the_host(alice: Any, saved: Run) -> None:
         ("{run}:10", "train.steps", "10", "train__steps", "Steps = 10 leaves none to train"),
         ("{run}:11", "train.lr", "0.1", "resume_from", "no checkpoint at step 11; it has steps 10, 20."),
         ("99999:1", "train.lr", "0.1", "resume_from", "There is no run 99999."),
-        ("../../etc", "train.lr", "0.1", "resume_from", "Write the run&#x27;s number and the step"),
+        ("../../etc", "train.lr", "0.1", "resume_from", "Write the run's number and the step"),
     ],
 )
 def test_what_does_not_fit_is_said_at_its_field(
@@ -214,9 +215,7 @@ def test_what_does_not_fit_is_said_at_its_field(
     form = form_of(saved.spec, resume_from=named.format(run=saved.pk), **{spec_fields.html_name(path): value})
     answer = member.post("/runs/new/", form)
     assert answer.status_code == 422
-    page = answer.content.decode()
-    at = page.index(f'id="error-{field}"')
-    assert told in page[at : at + 300]
+    assert told in error_at(answer.content.decode(), field)
     assert Run.objects.count() == 1
 
 

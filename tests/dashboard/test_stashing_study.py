@@ -23,6 +23,7 @@ from parallel_core.schedule import build
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.new_study import MATRIX, NEW
+from tests.dashboard.plain import unmarked
 from tests.dashboard.study_charts import charts_of
 
 NAMES = ["1f1b", "1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"]
@@ -136,7 +137,7 @@ def test_the_report_has_them_too(study: Study, alice: Any) -> None:
     assert charts["versions"].title in report
     raced = charts["target"]
     assert isinstance(raced, target.TargetChart)
-    seen = re.sub(r"<[^>]+>", "", report)
+    seen = unmarked(report)
     assert seen.count(raced.title) == 1 == seen.count(raced.rest), "who is first is said above, who is last here"
     assert [one.question in report for one in told] == [True]
     assert '/report/?target=3">' in client.get(f"/studies/{study.pk}/?target=3").content.decode()

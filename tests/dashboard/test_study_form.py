@@ -26,6 +26,7 @@ from parallel_core.outline import outline_of
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
 from tests.dashboard.new_study import MATRIX, NEW, SWEEP, preview
+from tests.dashboard.plain import error_at
 
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 
@@ -170,8 +171,7 @@ def test_a_wrong_field_is_named_and_nothing_is_lost(member: Client, field: str, 
     answer = member.post(NEW, data)
     assert answer.status_code == 422
     page = answer.content.decode()
-    shown = page[page.index(f'id="error-{field}"') :]
-    assert message in shown[: shown.index("</p>")]
+    assert message in error_at(page, field)
     if field != "name":
         assert 'value="Kept &lt;b&gt;name&lt;/b&gt;"' in page
     assert not Study.objects.exists()

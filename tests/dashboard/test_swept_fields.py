@@ -20,6 +20,7 @@ from dashboard.studies.models import Study
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.new_study import MATRIX, NEW, SWEEP, preview
+from tests.dashboard.plain import error_at
 
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 
@@ -237,7 +238,7 @@ def test_a_grid_is_previewed_queued_named_and_cloned(member: Client) -> None:
 )
 def test_a_wrong_second_field_is_named(member: Client, second: str, values: str, field: str, message: str) -> None:
     page = member.post(NEW, {**SWEEP, "second_field": second, "second_values": values}).content.decode()
-    assert message in page.split(f'id="error-{field}"')[1].split("</p>")[0]
+    assert message in error_at(page, field)
     assert not Study.objects.exists()
 
 

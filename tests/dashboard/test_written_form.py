@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from typing import Any
 
@@ -22,6 +21,7 @@ from parallel_core.schedule.custom import EXAMPLE
 from parallel_core.schedule.table import to_csv
 from parallel_core.spec import RunSpec
 from tests.dashboard.new_study import MATRIX, NEW, preview
+from tests.dashboard.plain import error_at
 from tests.dashboard.test_written_splits import WIDE
 
 ASKED: dict[str, Any] = {
@@ -32,10 +32,6 @@ ASKED: dict[str, Any] = {
     "micro_batches": "4",
     "devices": "4",
 }
-
-
-def error_at(page: str, field: str) -> str:
-    return html.unescape(page.split(f'id="error-{field}"')[1].split(">", 1)[1].split("</p>")[0])
 
 
 def test_the_examples_of_the_help_run_at_the_defaults_on_the_devices_that_it_names(yard: Client) -> None:

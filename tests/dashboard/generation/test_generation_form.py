@@ -19,6 +19,7 @@ from dashboard.studies import generation_form
 from dashboard.studies.models import Study
 from parallel_core.plan.room import FRAMEWORK
 from tests.dashboard import factory
+from tests.dashboard.plain import error_at
 from tests.dashboard.test_study_form import NEW, preview
 from tests.dashboard.text_studies import NAMES, asked, queued
 
@@ -84,7 +85,7 @@ def test_runs_are_queued_one_after_another_with_the_same_text(source: Run, study
         ({"step": "last"}, "step", "Write one of its steps, 20; got “last”."),
         ({"prompt": ""}, "prompt", "The prompt is empty"),
         ({"new": "9999"}, "new", "tokens and the prompt has 4; at most"),
-        ({"new": "1"}, "new", "Write at least 2: the first token is the prefill&#x27;s"),
+        ({"new": "1"}, "new", "Write at least 2: the first token is the prefill's"),
         ({"temperature": "-1"}, "temperature", "Must be at least 0; got -1."),
         ({"samples": "65"}, "samples", "Must be at most 64; got 65."),
         ({"degrees": "2x1"}, "degrees", "“2x1” is no split; write tensor ranks x stages x replicas"),
@@ -96,8 +97,7 @@ def test_what_is_wrong_is_said_at_its_field(
 ) -> None:
     answer = client.post(NEW, asked(source, **change))
     assert answer.status_code == 422 and not Study.objects.exists()
-    at = (page := answer.content.decode()).index(f'id="error-{field}"')
-    assert said.format(source=source.pk) in page[at : at + 400]
+    assert said.format(source=source.pk) in error_at(answer.content.decode(), field)
 
 
 def test_a_refused_study_begins_with_links_to_what_is_wrong(client: Client, source: Run) -> None:
