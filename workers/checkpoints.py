@@ -13,6 +13,7 @@ from pathlib import Path
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint import match
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest
 from parallel_core.generation_request import inference
 from parallel_core.launch import CheckpointOptions
@@ -81,7 +82,7 @@ def begin(
             _claim(folder, message["attempt"])
         found, damaged = _newest(folder, opens, look)
         if found is not None:
-            manifests.require_match(found[1], spec, message["run"])
+            match.require_match(found[1], spec, message["run"])
             return _at(folder, *found, damaged)
         return _at_first(settings, folder, message, spec, damaged)
     if opens:
@@ -96,7 +97,7 @@ def _at_first(settings: Settings, folder: Path, message: StartMessage, spec: Run
         return _from_step_0(settings, folder, message, damaged)
     path = _named(settings, message)
     manifest = manifests.read(path)
-    manifests.require_match(manifest, spec)
+    match.require_match(manifest, spec)
     return _at(folder, path, manifest, damaged)
 
 

@@ -9,7 +9,7 @@ from dashboard.control.dispatch import resume_from
 from dashboard.runs.damaged import damaged
 from dashboard.runs.models import Checkpoint, Run
 from parallel_core.analysis.quantities import significant
-from parallel_core.checkpoint.manifest import mismatches
+from parallel_core.checkpoint.match import mismatches
 from parallel_core.limits import MAX_STEPS
 from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom

@@ -17,6 +17,7 @@ from parallel_core.analysis.meters import Work, values_of
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint import match
 from parallel_core.cli import own_text, stop
 from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of, read_spec, require_cores
 from parallel_core.cli.numbers import above, places, whole
@@ -153,7 +154,7 @@ def _checkpoint(path: Path, spec: RunSpec) -> Path:
     """Returns the checkpoint at `path`. Raises CommandError where a run of `spec` cannot be resumed from it."""
     found, manifest = checkpoint_of(path)
     try:
-        manifests.require_match(manifest, spec)
+        match.require_match(manifest, spec)
     except manifests.CheckpointError as error:
         raise CommandError(f"{path} cannot be resumed: {error}") from error
     print(f"goes on from {found}: {manifest.step} steps done")

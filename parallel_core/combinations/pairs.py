@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from parallel_core.analysis.quantities import sentence_text
-from parallel_core.checkpoint.manifest import mismatches
+from parallel_core.checkpoint.match import mismatches
 from parallel_core.combinations.features import BASE, FEATURES, KINDS, Leaves
 from parallel_core.faults import trained
 from parallel_core.faults.slow_link import neighbours

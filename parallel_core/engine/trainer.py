@@ -136,7 +136,7 @@ class Trainer:
         return self.chunks.names
 
     def buffers(self) -> dict[str, Pieces]:
-        """Returns the buffers that a checkpoint saves of this rank (see `checkpoint.Buffers`)."""
+        """Returns the buffers that a checkpoint saves of this rank (see `checkpoint_state.Buffers`)."""
         return {**self.flat.buffers(), **self.optimizer.buffers()}
 
     def loaded_buffers(self) -> dict[str, Pieces]:

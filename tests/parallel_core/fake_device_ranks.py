@@ -16,7 +16,7 @@ from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import generate
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.fingerprint import Fingerprints
-from parallel_core.engine.generate import Generator
+from parallel_core.engine.generator import Generator
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatOptimizer
 from parallel_core.engine.run import run_rank

@@ -11,7 +11,7 @@ from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import checkpoint
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
-from parallel_core.engine.generate import Generator
+from parallel_core.engine.generator import Generator
 from parallel_core.engine.trainer import Trainer
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout

@@ -12,6 +12,7 @@ import torch
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint import match
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
@@ -123,9 +124,9 @@ def test_stages_that_update_at_their_own_pace_resume_with_the_same_bits(tmp_path
     assert [p.sha256 for t in want.tensors.values() for p in t.pieces] == [
         p.sha256 for t in got.tensors.values() for p in t.pieces
     ]
-    manifests.require_match(want, spec_of("1f1b", {"steps": 9}, cuts=(3,)))
+    match.require_match(want, spec_of("1f1b", {"steps": 9}, cuts=(3,)))
     with pytest.raises(manifests.CheckpointError, match="use pp=2 and cuts=3; the replicas of each may change"):
-        manifests.require_match(want, spec_of("1f1b", {"steps": 9}, pp=1))
+        match.require_match(want, spec_of("1f1b", {"steps": 9}, pp=1))
 
 
 def test_sigterm_drains_and_saves_behind_the_same_step(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.cli.common import CommandError, checkpoint_of
 from parallel_core.engine import checkpoint
+from parallel_core.engine.checkpoint_state import State
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
 from parallel_core.engine.norm import Totals
@@ -285,10 +286,10 @@ def test_a_piece_is_compared_with_the_parameters_next_to_it_alone(monkeypatch: p
     """Under ZeRO there are as many pieces as parameters or buckets, so all pairs would be too many."""
     trainer, compared = alone(spec_of({"layers": 8})), list[int]()
     for name in ("_share", "_writes"):
-        monkeypatch.setattr(checkpoint.State, name, noting(getattr(checkpoint.State, name), compared, lambda *_: 1))
+        monkeypatch.setattr(State, name, noting(getattr(State, name), compared, lambda *_: 1))
     flat = trainer.flat
     pieces = tuple((slot.start, flat.values[slot.start : slot.stop]) for slot in flat)
-    found = checkpoint.State(trainer).shares({"value": pieces}, writing=True)
+    found = State(trainer).shares({"value": pieces}, writing=True)
     assert set(found) == {f"value/{slot.name}" for slot in flat}
     assert len(compared) <= 4 * len(flat.slots)
 

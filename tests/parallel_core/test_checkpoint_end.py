@@ -14,6 +14,7 @@ import pytest
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint import match
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine import storage
@@ -115,4 +116,4 @@ def test_what_a_run_saved_behind_its_last_step_it_only_ends_from(tmp_path: Path)
         assert "points" not in records and records["memory"][0]["peak_total"] > 0
     for run in (0, 8):
         with pytest.raises(CheckpointError, match=f"{END} steps done; steps={END} leaves none to train"):
-            manifests.require_match(manifests.read(saved), spec, run)
+            match.require_match(manifests.read(saved), spec, run)

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint import match
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.verify import verified
 from parallel_core.engine import checkpoint
@@ -298,5 +299,5 @@ def test_stages_with_own_updates_stay_whole_whatever_rules_came_later(changed: d
         RunSpec.model_validate(saved)
     other = RunSpec.model_validate({**dumped, "parallel": {**dumped["parallel"], "cuts": [4]}})
     steps = {"steps.0": 8.0, "steps.1": 12.0}
-    assert said in manifests.mismatches(saved, other, 4, steps)["parallel.pp"]
-    assert not manifests.mismatches(saved, other, 4, {"steps": 8.0})
+    assert said in match.mismatches(saved, other, 4, steps)["parallel.pp"]
+    assert not match.mismatches(saved, other, 4, {"steps": 8.0})

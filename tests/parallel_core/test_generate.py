@@ -15,7 +15,8 @@ from parallel_core.analysis.generated import merged, rate, replicas
 from parallel_core.engine import checkpoint, host_memory, relay
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect
-from parallel_core.engine.generate import Generator, draw
+from parallel_core.engine.drawing import draw
+from parallel_core.engine.generator import Generator
 from parallel_core.engine.trainer import Trainer
 from parallel_core.generation_request import inference
 from parallel_core.launch import GenerationRequest

@@ -16,7 +16,8 @@ from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
-from parallel_core.engine.generate import Generator, run_rank
+from parallel_core.engine.generate import run_rank
+from parallel_core.engine.generator import Generator
 from parallel_core.engine.interference import Interference
 from parallel_core.generation_request import inference
 from parallel_core.launch import GenerationRequest

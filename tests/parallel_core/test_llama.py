@@ -21,6 +21,7 @@ from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import safetensors
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.checkpoint.match import require_match
 from parallel_core.cli import main
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.dataset import open_dataset
@@ -174,7 +175,7 @@ def test_a_run_from_imported_weights_may_have_dropout_and_another_attention(tmp_
     made, manifest = import_weights(put(tmp_path / "in", tensors()), tmp_path / "ours", SEQ)
 
     def match(**model: Any) -> None:
-        manifests.require_match(manifest, RunSpec.model_validate({"model": made.model.model_dump() | model}))
+        require_match(manifest, RunSpec.model_validate({"model": made.model.model_dump() | model}))
 
     match(dropout=0.1, attention="plain")
     with pytest.raises(CheckpointError) as error:

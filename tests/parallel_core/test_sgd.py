@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint import match
 from parallel_core.engine import checkpoint
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous
@@ -114,7 +115,7 @@ def test_a_checkpoint_of_the_other_optimizer_is_refused(
     before: dict[str, Any], after: dict[str, Any], why: dict[str, str]
 ) -> None:
     saved = RunSpec.model_validate({"train": before}).model_dump(mode="json")
-    found = manifests.mismatches(saved, RunSpec.model_validate({"train": after}), 1)
+    found = match.mismatches(saved, RunSpec.model_validate({"train": after}), 1)
     assert found.keys() == why.keys()
     assert all(words in found[field] for field, words in why.items())
 
@@ -122,8 +123,8 @@ def test_a_checkpoint_of_the_other_optimizer_is_refused(
 def test_a_checkpoint_of_before_there_was_a_choice_is_of_adamw() -> None:
     saved = RunSpec().model_dump(mode="json")
     del saved["train"]["optimizer"], saved["train"]["momentum"]
-    assert not manifests.mismatches(saved, RunSpec(), 1)
-    assert set(manifests.mismatches(saved, RunSpec.model_validate({"train": SGD}), 1)) == {"train.optimizer"}
+    assert not match.mismatches(saved, RunSpec(), 1)
+    assert set(match.mismatches(saved, RunSpec.model_validate({"train": SGD}), 1)) == {"train.optimizer"}
 
 
 def test_a_checkpoint_without_any_state_is_no_import_of_weights(tmp_path: Path) -> None:
