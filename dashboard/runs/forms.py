@@ -18,8 +18,9 @@ from dashboard.numbers import number
 from dashboard.runs import corpora, relevance, resuming, spec_fields, weights
 from dashboard.runs.entry import Group
 from dashboard.runs.form_words import in_form_words
+from dashboard.runs.name_tags_notes import MAX_TAG, MAX_TAGS
 from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
-from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
+from dashboard.runs.services import MAX_RETRIES, Invalid
 from dashboard.runs.spec_groups import GROUPS
 from dashboard.runs.spreading import MOST_HOSTS
 from dashboard.runs.submission import Assessment, Submission, assess

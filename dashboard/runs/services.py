@@ -20,8 +20,9 @@ from dashboard.live.announce import announce
 from dashboard.runs import priority as levels
 from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
+from dashboard.runs.name_tags_notes import clean_notes, clean_tags, notes_errors, words_errors
 from parallel_core import limits
-from parallel_core.analysis.quantities import count_text, sentence_text
+from parallel_core.analysis.quantities import sentence_text
 from parallel_core.faults import sentences
 from parallel_core.plan.memory import counted, fullest
 from parallel_core.plan.room import device_bytes
@@ -29,12 +30,7 @@ from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors
 from workers.contract import ResumeFrom, task_of
 
-MAX_TAGS = 20
-MAX_TAG = 40
-MAX_NOTES = 4000
-"""Characters of the notes on a run or a study."""
 MAX_RETRIES = 10
-NO_NULL = "Null characters cannot be stored."
 MAX_PREDICTED_RANKS = 4096
 """For more ranks no memory is predicted: no fleet has that many, which the panel says anyway."""
 NO_SUCH_CORPUS = "This yard has no such corpus; upload it first or use 'stdlib'."
@@ -162,9 +158,9 @@ def refusal(owner: Any, request: RunRequest) -> dict[str, str]:
 def _checked(owner: Any, request: RunRequest) -> Run:
     """The row to write. Raises Invalid."""
     resume_from, task, retries = request.get("resume_from"), request.get("task"), request.get("retries", 0)
-    clean_name, clean_tags = request.get("name", "").strip(), _clean_tags(request.get("tags", ()))
+    clean_name, tags = request.get("name", "").strip(), clean_tags(request.get("tags", ()))
     parsed, errors = _parse(request["spec"])
-    errors |= _check_retries(retries) | _check_words(clean_name, clean_tags)
+    errors |= _check_retries(retries) | words_errors(clean_name, tags)
     study = request.get("study")
     if study is None and (refused := levels.refusal(owner, request.get("priority", 0))):
         errors[levels.FIELD] = refused
@@ -187,7 +183,7 @@ def _checked(owner: Any, request: RunRequest) -> Run:
         repeats_id=request.get("repeats"),
         needs_memory=None if task or request.get("anyway") else predicted_need(parsed),
         name=clean_name or label(parsed)[: limits.MAX_NAME],
-        tags=clean_tags,
+        tags=tags,
         queued_at=timezone.now(),
     )
 
@@ -245,9 +241,9 @@ def edit(
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may change it.")
     values: dict[str, Any] = {} if name is None else {"name": name.strip()}
-    values |= {} if tags is None else {"tags": _clean_tags(tags)}
+    values |= {} if tags is None else {"tags": clean_tags(tags)}
     values |= {} if notes is None else {"notes": clean_notes(notes)}
-    errors = _check_words(values.get("name", ""), values.get("tags", [])) | notes_errors(values.get("notes", ""))
+    errors = words_errors(values.get("name", ""), values.get("tags", [])) | notes_errors(values.get("notes", ""))
     if values.get("name") == "":
         errors["name"] = "A run needs a name."
     if errors:
@@ -282,42 +278,3 @@ def _check_retries(retries: int) -> dict[str, str]:
     if 0 <= retries <= MAX_RETRIES:
         return {}
     return {"retries": f"retries must be 0 to {MAX_RETRIES}; got {retries}."}
-
-
-def _clean_tags(tags: Sequence[str]) -> list[str]:
-    """The tags without surrounding spaces, empty ones and duplicates, in the order given."""
-    return list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
-
-
-def name_errors(name: str) -> dict[str, str]:
-    """What is wrong with the name of a run or a study, at `name`; {} if nothing is."""
-    if "\x00" in name:
-        return {"name": NO_NULL}
-    if len(name) > limits.MAX_NAME:
-        return {"name": f"A name has at most {limits.MAX_NAME} characters; this one has {len(name)}."}
-    return {}
-
-
-def clean_notes(notes: str) -> str:
-    """The notes of a run or a study without surrounding space, with line ends as on Unix."""
-    return notes.replace("\r\n", "\n").strip()
-
-
-def notes_errors(notes: str) -> dict[str, str]:
-    """What is wrong with clean notes, at `notes`; {} if nothing is."""
-    if "\x00" in notes:
-        return {"notes": NO_NULL}
-    if len(notes) > MAX_NOTES:
-        return {"notes": f"Notes have at most {count_text(MAX_NOTES)} characters; these have {count_text(len(notes))}."}
-    return {}
-
-
-def _check_words(name: str, tags: list[str]) -> dict[str, str]:
-    errors = name_errors(name)
-    if any("\x00" in tag for tag in tags):
-        errors["tags"] = NO_NULL
-    if len(tags) > MAX_TAGS:
-        errors["tags"] = f"At most {MAX_TAGS} tags; got {len(tags)}."
-    elif any(len(tag) > MAX_TAG for tag in tags):
-        errors["tags"] = f"A tag has at most {MAX_TAG} characters."
-    return errors

@@ -23,6 +23,7 @@ from dashboard.runs import generating, next_trace, resuming, services, spec_load
 from dashboard.runs.damaged import damaged
 from dashboard.runs.forms import RunForm, split_tags
 from dashboard.runs.models import ENDED, Run
+from dashboard.runs.name_tags_notes import MAX_NOTES
 from dashboard.runs.panel import Panel
 from dashboard.runs.presets import BY_KEY, PRESETS
 from dashboard.runs.spec_loading import SpecForm
@@ -199,7 +200,7 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
     hints = {
         "name": f"at most {limits.MAX_NAME} characters",
         "tags": "separated by commas",
-        "notes": f"what it is to show, or what it showed; at most {count_text(services.MAX_NOTES)} characters",
+        "notes": f"what it is to show, or what it showed; at most {count_text(MAX_NOTES)} characters",
     }
     context = {"run": run, "values": values, "errors": errors, "hints": hints}
     return render(request, "runs/edit.html", context, status=422 if errors else 200)

@@ -9,8 +9,8 @@ from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.roles import may_change
 from dashboard.runs.models import State
+from dashboard.runs.name_tags_notes import MAX_NOTES
 from dashboard.runs.queue_fields import QueueForm
-from dashboard.runs.services import MAX_NOTES
 from dashboard.studies import editing, services
 from dashboard.studies.models import Study
 from parallel_core import limits

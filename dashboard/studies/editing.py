@@ -9,7 +9,7 @@ from django.db import transaction
 
 from dashboard.accounts.roles import may_change
 from dashboard.runs import queueing
-from dashboard.runs import services as runs
+from dashboard.runs.name_tags_notes import clean_notes, notes_errors
 from dashboard.runs.priority import Priority
 from dashboard.runs.services import Invalid
 from dashboard.studies.models import Study
@@ -33,8 +33,8 @@ def edit(
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may change it.")
     values = {} if name is None else {"name": name.strip()}
-    values |= {} if notes is None else {"notes": runs.clean_notes(notes)}
-    errors = (name_errors(values["name"]) if name is not None else {}) | runs.notes_errors(values.get("notes", ""))
+    values |= {} if notes is None else {"notes": clean_notes(notes)}
+    errors = (name_errors(values["name"]) if name is not None else {}) | notes_errors(values.get("notes", ""))
     with transaction.atomic():
         try:
             study = queueing.change_study(study=study, user=user, run_on=run_on, priority=priority)

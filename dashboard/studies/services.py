@@ -13,8 +13,8 @@ from django.db import transaction
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, all_cores
+from dashboard.runs import name_tags_notes, run_on
 from dashboard.runs import priority as levels
-from dashboard.runs import run_on
 from dashboard.runs import services as runs
 from dashboard.runs.cancelling import cancel_all
 from dashboard.runs.models import ENDED, Run
@@ -211,7 +211,7 @@ def cancel(*, study: Study, user: Any) -> tuple[list[Run], list[Run]]:
 
 def name_errors(name: str) -> dict[str, str]:
     """What is wrong with the name of a study, at `name`; {} if nothing is."""
-    return runs.name_errors(name.strip()) if name.strip() else {"name": "A study needs a name."}
+    return name_tags_notes.name_errors(name.strip()) if name.strip() else {"name": "A study needs a name."}
 
 
 def _check(name: str, plan: Plan, repeats: int) -> None:
