@@ -47,9 +47,20 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
     Usually a heartbeat changes nothing of that kind. Raises KeyError if `body`, the entry's body after `clean`, lacks a
     field.
     """
+    values = {"boot": entry.boot, "heartbeat_at": _arrival(entry), **_said(body)}
+    worker = Worker.objects.filter(name=entry.worker).first() or Worker(name=entry.worker)
+    known, before = worker.pk, _placement_facts(worker)
+    values |= _clash(worker, entry)
+    for name, value in values.items():
+        setattr(worker, name, value)
+    worker.save(update_fields=values if known else None)
+    return worker, not known or _placement_facts(worker) != before
+
+
+def _said(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the worker's row from what its heartbeat says; those that it does not mention stay as they are."""
     values = {
         "host": body["host"],
-        "boot": entry.boot,
         "version": body["version"],
         "devices": body["devices"],
         "unusable": [_unusable(device) for device in body.get("unusable") or ()],
@@ -63,7 +74,6 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         "fields": [str(name) for name in body.get("fields") or ()],
         "leaving": bool(body.get("leaving")),
         "refused": str(body.get("refused") or "")[:MAX_CHARACTERS],
-        "heartbeat_at": _arrival(entry),
     }
     if "token_files" in body:
         values["token_files"] = body["token_files"] or []
@@ -75,13 +85,7 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         values["more_image_files"] = int(body.get("more_image_files") or 0)
     if body.get("calibration"):
         values["calibration"] = body["calibration"]
-    worker = Worker.objects.filter(name=entry.worker).first() or Worker(name=entry.worker)
-    known, before = worker.pk, _placement_facts(worker)
-    values |= _clash(worker, entry)
-    for name, value in values.items():
-        setattr(worker, name, value)
-    worker.save(update_fields=values if known else None)
-    return worker, not known or _placement_facts(worker) != before
+    return values
 
 
 def _arrival(entry: Entry) -> datetime:

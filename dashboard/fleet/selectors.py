@@ -225,28 +225,38 @@ def hosts(
     now, None = all that are alive: the others are open, so that runs that belong there wait, but have nothing free.
     `known` = those that are expected back although their last heartbeat is older than RETURNS_S.
     """
-    attempts = live_attempts()
-    held = occupancy(attempts)
+    attempts, profiled, since = live_attempts(), _profiled(), silent_before()
+    held, left = occupancy(attempts), _left(attempts)
     exclusive = {node["worker"] for a in attempts if a.run.exclusive for node in a.devices}
     holding = {name for name, _, _ in held}
-    since, profile, left = silent_before(), _profiled(), _left(attempts)
     returns = since + timedelta(seconds=LEASE_S - RETURNS_S)
     out = []
     for worker in Worker.objects.all():
         heard = worker.heartbeat_at or returns
         there = worker.name in alive if alive is not None else heard > since
-        gives = fresh is None or worker.name in fresh
-        idle = idle_host(worker)
-        free = {
-            kind: tuple(i for i in ids if gives and (worker.name, kind, i) not in held)
-            for kind, ids in idle.devices.items()
-        }
-        host = replace(idle, free=free, exclusive=worker.name in exclusive, open=there and worker.in_service)
+        opened = there and worker.in_service
         host = replace(
-            host, profiles=worker.pk in profile, held=worker.name in holding, idle_in=left.get(worker.name, 0.0)
+            _with_free(idle_host(worker), held, fresh is None or worker.name in fresh),
+            exclusive=worker.name in exclusive,
+            open=opened,
+            known=opened or worker.name in known or heard > returns,
+            held=worker.name in holding,
+            profiles=worker.pk in profiled,
+            idle_in=left.get(worker.name, 0.0),
         )
-        out.append(replace(host, known=host.open or worker.name in known or heard > returns))
+        out.append(host)
     return out
+
+
+def _with_free(idle: Host, held: Collection[tuple[str, str, int]], gives: bool) -> Host:
+    """The host with those of its devices free that are not `held` (`occupancy`); with none unless it `gives` any."""
+    return replace(
+        idle,
+        free={
+            kind: tuple(i for i in ids if gives and (idle.name, kind, i) not in held)
+            for kind, ids in idle.devices.items()
+        },
+    )
 
 
 def _left(attempts: Iterable[Attempt]) -> dict[str, float]:

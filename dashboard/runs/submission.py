@@ -89,26 +89,33 @@ def assess(
         return Assessment(errors=field_errors(error))
     fleet = FleetSnapshot.now().narrowed(on)
     check = fleet_check(parsed, fleet, begins=resume_from, host_count=host_count)
-    errors, offered = check.errors | corpus_errors(parsed), check.offered
-    if resume_from is not None:
-        errors |= resuming.check(parsed, resume_from)
-    else:
-        errors |= weights_errors(parsed, fleet)
+    errors = check.errors | corpus_errors(parsed)
+    errors |= resuming.check(parsed, resume_from) if resume_from is not None else weights_errors(parsed, fleet)
     if parsed.parallel.world > services.MAX_PREDICTED_RANKS:
-        return Assessment(parsed, errors, offered)
-    check = with_need(parsed, check)
-    asks = check.asks
-    found, limit = _judged(parsed, check, _device(check))
-    wrong = found.sentence if found.fits is False else ""
-    workers = chosen(asks, fleet)
-    waits = "" if errors else check.waits
-    said, record, hosts = ledger.predicted(parsed, workers), ledger.time_record().sentence(), several(workers)
-    doubt = "" if errors else resuming.doubt(resume_from)
-    disk = short_of(parsed, fleet.among(asks.needs))
-    stages = needed(parsed) if found.total else []
-    tokens = "" if errors or resume_from is not None else token_doubt(parsed, fleet)
-    known = (parsed, errors, offered, stages, found, limit, wrong, said, record, hosts, doubt, waits, disk)
-    return Assessment(*known, tokens=tokens)
+        return Assessment(parsed, errors, check.offered)
+    return _predicted(parsed, errors, with_need(parsed, check), resume_from)
+
+
+def _predicted(spec: RunSpec, errors: dict[str, str], check: FleetCheck, resume_from: ResumeFrom | None) -> Assessment:
+    """The assessment with what is predicted of a run with this check `with_need`."""
+    found, limit = _judged(spec, check, _device(check))
+    workers = chosen(check.asks, check.fleet)
+    return Assessment(
+        spec,
+        errors,
+        check.offered,
+        stages=needed(spec) if found.total else [],
+        feasibility=found,
+        limit=limit,
+        memory_error=found.sentence if found.fits is False else "",
+        predicted=ledger.predicted(spec, workers),
+        record=ledger.time_record().sentence(),
+        hosts=several(workers),
+        doubt="" if errors else resuming.doubt(resume_from),
+        waits="" if errors else check.waits,
+        disk=short_of(spec, check.fleet.among(check.asks.needs)),
+        tokens="" if errors or resume_from is not None else token_doubt(spec, check.fleet),
+    )
 
 
 def _judged(spec: RunSpec, check: FleetCheck, device: Room | None) -> tuple[Feasibility, int]:

@@ -16,7 +16,7 @@ from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import Pace, drifts
 from parallel_core.analysis.sentences import Result
-from parallel_core.analysis.stats import Stats, speedup
+from parallel_core.analysis.stats import Speedup, Stats, speedup
 from parallel_core.plan.capacity import fixed_depth, largest_layers, walked_in_search
 from parallel_core.plan.memory import MOST_WALKED, counted, worst_stage
 from parallel_core.plan.room import Room
@@ -83,10 +83,6 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
     step = scaled(own, spec, setting.base_spec)
     done = run.state == State.SUCCEEDED
     ideal = setting.over_baseline(run, spec)
-    alike = spec.model.kind == setting.base_spec.model.kind  # there is no speedup between different kinds
-    shown = alike and step is not None and setting.base_step is not None and (done or run.state not in ENDED)
-    shown = shown and not (run.shares_hosts or setting.base.shares_hosts)
-    gain = speedup(setting.base_step, step) if shown and setting.base_step and step else None
     baseline, base_batch = run.pk == setting.base.pk, setting.base_spec.train.global_batch
     label = f"{label}, broken" if run.injected and not label.startswith("Broken") else label
     return Entry(
@@ -95,7 +91,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         recompute=spec.parallel.recompute != "none",
         baseline=baseline,
         result=_result(run, label, step, setting.ideal(spec) if ideal else None) if step else None,
-        speed=replace(gain, within_noise=False) if gain and baseline else gain,
+        speed=_gain(run, spec, step, setting),
         ideal=ideal,
         others=run.summary.get("cpu_others"),
         processes=run.summary.get("other_processes") or 0,
@@ -114,6 +110,16 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         largest=_largest(spec, setting),
         no_largest=_no_largest(spec) if setting.details else "",
     )
+
+
+def _gain(run: Run, spec: RunSpec, step: Stats | None, setting: Setting) -> Speedup | None:
+    """The speedup of a run with this step over the baseline, itself included; None where none is shown."""
+    if step is None or setting.base_step is None or spec.model.kind != setting.base_spec.model.kind:
+        return None  # there is no speedup between different kinds
+    if (run.state in ENDED and run.state != State.SUCCEEDED) or run.shares_hosts or setting.base.shares_hosts:
+        return None
+    gain = speedup(setting.base_step, step)
+    return replace(gain, within_noise=False) if run.pk == setting.base.pk else gain
 
 
 def _result(run: Run, label: str, step: Stats, ideal: float | None) -> Result:

@@ -7,8 +7,9 @@ result: one, where a device alone holds the model.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from dashboard.runs.presets import BY_KEY as PRESETS
 from dashboard.studies import variants
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import Overview, Row
-from dashboard.studies.strategies import BY_KEY
+from dashboard.studies.strategies import BY_KEY, Strategy
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core.outline import KINDS
 from parallel_core.plan import strategy as naming
@@ -50,33 +51,37 @@ def plan(
 ) -> Plan:
     """For each model a run on one device, then each strategy at each count, strong and weak. The first run is the
     baseline."""
-    kept: list[Variant] = []
-    skipped: list[Skipped] = []
+    made: list[Variant | Skipped] = []
     cells = [(BY_KEY[key], n) for key in strategies for n in sorted(set(counts)) if n > 1]
     for model in (_own(base), *(_preset(base, key) for key in models)):
         head = f"{KINDS[model['model'].get('kind', 'gpt')].name}, " if models else ""
-        _add(variants.with_steps(model, timed_steps), head, "", kept, skipped, "Single")
+        longer = variants.with_steps(model, timed_steps)
+        made.append(_named(variants.valid(longer, "Single"), head))
         for strategy, n in cells:
-            degrees = strategy.split(n)
-            if degrees is None:
-                skipped.append(Skipped(f"{head}{strategy.title} on {n}", f"needs {strategy.needs}."))
-                continue
             m = micro_batches if strategy.micro else 1
-            for way in ways:
-                spec = variants.with_steps(model, timed_steps)
-                spec["parallel"] = {**degrees, "schedule": strategy.schedule, "micro_batches": m}
-                spec["train"]["global_batch"] = variants.batch_of(model) * (n if way == "weak" else 1)
-                tail = ", weak" if way == "weak" else ""
-                _add(spec, head, tail, kept, skipped, f"{strategy.title} on {n}")
-    return Plan(tuple(kept), tuple(skipped))
+            made += [_named(one, head, tail) for one, tail in _split(longer, strategy, n, m, ways)]
+    skipped = tuple(one for one in made if isinstance(one, Skipped))
+    return Plan(tuple(one for one in made if isinstance(one, Variant)), skipped)
 
 
-def _add(spec: Spec, head: str, tail: str, kept: list[Variant], skipped: list[Skipped], title: str) -> None:
-    made = variants.valid(spec, title)
-    if isinstance(made, Skipped):
-        skipped.append(Skipped(f"{head}{made.name}{tail}", made.reason))
-    else:
-        kept.append(Variant(f"{head}{made.name}{tail}", made.spec))
+def _split(
+    base: Spec, strategy: Strategy, n: int, m: int, ways: Sequence[str]
+) -> Iterator[tuple[Variant | Skipped, str]]:
+    """The base split by a strategy over `n` devices with `m` micro-batches, for each way, which ends its name; one
+    Skipped where the strategy cannot use so many devices."""
+    title, degrees = f"{strategy.title} on {n}", strategy.split(n)
+    if degrees is None:
+        yield Skipped(title, f"needs {strategy.needs}."), ""
+        return
+    for way in ways:
+        spec = copy.deepcopy(base)
+        spec["parallel"] = {**degrees, "schedule": strategy.schedule, "micro_batches": m}
+        spec["train"]["global_batch"] = variants.batch_of(base) * (n if way == "weak" else 1)
+        yield variants.valid(spec, title), ", weak" if way == "weak" else ""
+
+
+def _named(made: Variant | Skipped, head: str, tail: str = "") -> Variant | Skipped:
+    return replace(made, name=f"{head}{made.name}{tail}")
 
 
 def _own(base: Spec) -> Spec:
