@@ -197,15 +197,7 @@ def parity_sentence(
     label = max(compared, key=lambda name: compared[name].largest / tolerances[name])
     worst, count = compared[label], len(compared)
     if worst.largest <= tolerances[label]:
-        most = max(p.largest for p in compared.values())
-        runs = (
-            f"{count} of {count + others} other runs" if others else f"{'Both' if count == 2 else f'All {count}'} runs"
-        )
-        who = f"{runs} equal" if count > 1 else f"{label} equals"
-        how = f"within {difference_text(most)}" if most else "to the last bit (0 difference)"
-        rest = f"; {others} {'is' if others == 1 else 'are'} not meant to" if others else ""
-        which = f"one of every {every} losses" if every > 1 else "every loss"
-        return f"{who} {baseline} {how} in {which}{rest}."
+        return _all_equal(compared, baseline, others, every)
     off = sum(p.largest > tolerances[name] for name, p in compared.items())
     finite = math.isfinite(worst.largest)
     how = f"{label} by {difference_text(worst.largest)}" if finite else f"{label} has no finite loss any more"
@@ -213,6 +205,17 @@ def parity_sentence(
     return (
         f"{told} Batch norms amplify rounding at a high learning rate: compare the first steps." if amplifies else told
     )
+
+
+def _all_equal(compared: Mapping[str, Parity], baseline: str, others: int, every: int) -> str:
+    """`parity_sentence` where no run differs by more than its tolerance."""
+    count, most = len(compared), max(p.largest for p in compared.values())
+    runs = f"{count} of {count + others} other runs" if others else f"{'Both' if count == 2 else f'All {count}'} runs"
+    who = f"{runs} equal" if count > 1 else f"{next(iter(compared))} equals"
+    how = f"within {difference_text(most)}" if most else "to the last bit (0 difference)"
+    rest = f"; {others} {'is' if others == 1 else 'are'} not meant to" if others else ""
+    which = f"one of every {every} losses" if every > 1 else "every loss"
+    return f"{who} {baseline} {how} in {which}{rest}."
 
 
 def loss_title(first: float, last: float, steps: int, label: str) -> str:

@@ -58,14 +58,11 @@ def against(steps: Steps) -> dict[str, Any]:
     by_round = {
         pair: np.median(own[: len(own) // STEPS * STEPS].reshape(-1, STEPS), axis=1) for pair, own in each.items()
     }
-    sizes, single = np.abs(list(errors.values())), np.abs(list(by_round.values()))
-    worst, median, same = float(sizes.max()), float(np.median(sizes)), _unchanged(steps)
+    sizes, same = np.abs(list(errors.values())), _unchanged(steps)
+    worst, median = float(sizes.max()), float(np.median(sizes))
     many = len(next(iter(took.values())))
-    text = (
-        f"another schedule within {worst:.1%} (median {median:.1%}), {many} steps of each in turns; "
-        f"90 % of rounds of {STEPS} steps within {np.percentile(single, 90):.1%}, all within {single.max():.1%}; an "
-        f"unchanged replay within {same:.2%}{_lines(errors, by_round)}"
-    )
+    text = f"another schedule within {worst:.1%} (median {median:.1%}), {many} steps of each in turns; "
+    text += f"{_rounds_text(by_round)}; an unchanged replay within {same:.2%}{_lines(errors, by_round)}"
     return {
         "errors": errors,
         "worst": worst,
@@ -79,6 +76,11 @@ def against(steps: Steps) -> dict[str, Any]:
         ],
         "text": text,
     }
+
+
+def _rounds_text(by_round: Mapping[str, NDArray[np.float64]]) -> str:
+    single = np.abs(list(by_round.values()))
+    return f"90 % of rounds of {STEPS} steps within {np.percentile(single, 90):.1%}, all within {single.max():.1%}"
 
 
 def contestants(name: str, args: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:

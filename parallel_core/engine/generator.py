@@ -97,9 +97,13 @@ class Generator:
         modules = [module for layer in self._layers for module in layer.modules()]
         self._cores = [module for module in modules if isinstance(module, Core)]
         self._positions = [module for module in modules if isinstance(module, Positions)]
-        shares = State(_Holds(spec, self.flat, place, self.units)).shares({"value": ((0, self.flat.values),)})
-        if spec.train.weights:
-            llama.load(shares, path, spec.model, tell)
+        self._load(place, path, tell)
+
+    def _load(self, place: Coords, path: Path, tell: Callable[[], None]) -> None:
+        holder = _Holds(self.spec, self.flat, place, self.units)
+        shares = State(holder).shares({"value": ((0, self.flat.values),)})
+        if self.spec.train.weights:
+            llama.load(shares, path, self.spec.model, tell)
         else:
             storage.load(shares, path, manifests.read(path), tell)
 

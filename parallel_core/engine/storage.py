@@ -79,15 +79,8 @@ def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = no
             digest = _append(out, at, data, tell)
             empty = {"dtype": str(memory.dtype).removeprefix("torch."), "shape": list(item.tensor_data.size)}
             entry = tensors.setdefault(item.index.fqn, {**empty, "pieces": []})
-            entry["pieces"].append(
-                {
-                    "file": file.name,
-                    "start": at,
-                    "offsets": list(item.index.offset or ()),
-                    "sizes": list(memory.shape),
-                    "sha256": digest,
-                }
-            )
+            box = {"offsets": list(item.index.offset or ()), "sizes": list(memory.shape)}
+            entry["pieces"].append({"file": file.name, "start": at, **box, "sha256": digest})
             at += len(data)
     flush(file)
     if not at:

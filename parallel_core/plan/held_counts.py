@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from parallel_core.plan.in_flight import saturated
 from parallel_core.plan.messages import HeldMessages
-from parallel_core.plan.run_counts import Receiving, RunCounts
+from parallel_core.plan.run_counts import At, Receiving, RunCounts
 from parallel_core.schedule import plain, runs_of
 from parallel_core.schedule.ir import AHEAD, Kind, Op, Schedule
 from parallel_core.schedule.passes.communicate import communicate
@@ -163,16 +163,9 @@ def _of_runs(
     at = own.sampled(links, AHEAD)
     found: dict[Column, Ints] = defaultdict(lambda: np.zeros(len(at.run), np.int64))
     for stage in stages:
-        forward, back = (Kind.F, stage), own.backward(stage)
-        found["forward", stage] = own.done(forward, at, True) - own.done(back, at, True)
-        if back[0] is Kind.B:
-            found["weights", stage] = own.done(back, at, False) - own.done((Kind.W, stage), at, False)
-        if stage + 1 in stages:  # handed on within the rank
-            there, behind = (Kind.F, stage + 1), own.backward(stage + 1)
-            held = own.done(behind, at, False) - own.done(back, at, True)
-            if stage in again:
-                held = held + own.done(forward, at, False) - own.done(there, at, True)
-            found["message", stage + 1] = found["message", stage + 1] + held
+        found.update(_of_stage(own, stage, at))
+        if stage + 1 in stages:
+            found["message", stage + 1] = found["message", stage + 1] + _handed_on(own, stage, at, stage in again)
     for (stage, step), link in zip(linked, links, strict=True):
         edge = max(stage, stage + step)
         posted = np.minimum(AHEAD, split.micro_batches - own.done(link.taken, at, True))
@@ -184,3 +177,20 @@ def _of_runs(
     kinds = [Moment(*one, level) for one, level in zip(own.named(at), rest.tolist(), strict=True)]
     table = np.stack([found[column] for column in columns], axis=1)
     return zip(kinds, map(tuple, table.tolist()), strict=True)
+
+
+def _of_stage(own: RunCounts, stage: int, at: At) -> dict[Column, Ints]:
+    """Micro-batches between the computations of a stage."""
+    back = own.backward(stage)
+    found: dict[Column, Ints] = {("forward", stage): own.done((Kind.F, stage), at, True) - own.done(back, at, True)}
+    if back[0] is Kind.B:
+        found["weights", stage] = own.done(back, at, False) - own.done((Kind.W, stage), at, False)
+    return found
+
+
+def _handed_on(own: RunCounts, stage: int, at: At, again: bool) -> Ints:
+    """Messages that a stage hands to the next one of its rank, with copies of its outputs if they are made `again`."""
+    held = own.done(own.backward(stage + 1), at, False) - own.done(own.backward(stage), at, True)
+    if again:
+        held = held + own.done((Kind.F, stage), at, False) - own.done((Kind.F, stage + 1), at, True)
+    return held

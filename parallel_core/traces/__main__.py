@@ -124,20 +124,7 @@ def write(found: JobTrace, folder: Path) -> None:
     report = {
         "notes": found.notes,
         "recorded": found.recorded,
-        "ranks": {
-            rank: {
-                "file": found.files[rank],
-                "files": trace.files,
-                "device": trace.device,
-                "raw": trace.raw,
-                "top": trace.top,
-                "counted": trace.counted,
-                "partial": trace.partial,
-                "world": trace.world,
-                "steps": {step: len(rows) for step, rows in trace.steps.items()},
-            }
-            for rank, trace in sorted(found.ranks.items())
-        },
+        "ranks": {rank: {"file": found.files[rank], **_about(trace)} for rank, trace in sorted(found.ranks.items())},
     }
     for rank, trace in found.ranks.items():
         for step, rows in trace.steps.items():
@@ -150,6 +137,19 @@ def write(found: JobTrace, folder: Path) -> None:
             }
             (folder / f"{rank}-{step}.json").write_text(json.dumps(sequences))
     (folder / "report.json").write_text(json.dumps(report))
+
+
+def _about(trace: kineto.RankTrace) -> dict[str, Any]:
+    return {
+        "files": trace.files,
+        "device": trace.device,
+        "raw": trace.raw,
+        "top": trace.top,
+        "counted": trace.counted,
+        "partial": trace.partial,
+        "world": trace.world,
+        "steps": {step: len(rows) for step, rows in trace.steps.items()},
+    }
 
 
 def main(arguments: list[str]) -> int:

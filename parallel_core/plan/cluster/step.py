@@ -146,18 +146,11 @@ def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple
     whole, count = (np.maximum(*parts) for parts in zip(*(memory.counts(job, plans, at) for at in places), strict=True))
     w, g, o = (plans.bytes_each(part) for part in ("weights", "sent", "optimizer"))
     m = job.batch / (plans.dp * plans.micro_batch)
-    gathered = np.where(plans.zero >= 3, whole, count) * w
-    half = [machine.ring(size, plans.dp, plans.tp, halves=1.0) for size in (count * g, gathered)]
     # PipeDream with weight stashing updates after every micro-batch (Narayanan et al. 2019), all others once a batch.
     steps = np.where((plans.schedule == STASH) & (plans.pp > 1), m, 1.0)
-    reduce_times = np.where(plans.zero >= 2, m, steps)
-    gather_times = np.where(plans.zero >= 3, 2 * m, steps)
-    # The second half of an all-reduce gathers gradients, with ZeRO weights instead.
-    sent = reduce_times * half[0] + np.where(plans.zero >= 1, gather_times * half[1], reduce_times * half[0])
-    if job.software.overlap_dp:
-        # Overlaps with the backward of the last micro-batch, or, for ZeRO 2 and 3, of every one.
-        hidden = np.minimum(sent, backward * reduce_times)
-        sent = sent - (1 - machine.efficiency.beside) * hidden
+    gathered = np.where(plans.zero >= 3, whole, count) * w
+    hides = backward if job.software.overlap_dp else np.zeros_like(backward)
+    sent = _between_replicas(plans, machine, (count * g, gathered), steps, m, hides)
     tied = (
         machine.message(job.model.embedding / plans.tp * g, plans.devices <= machine.cluster.per_host)
         if job.model.tied and not job.adapters
@@ -169,3 +162,19 @@ def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple
     there = steps * own * ((g + w) / host.device.pcie + 2 * o * host.per_host / host.host_bandwidth)
     step = machine.moved(np.where(plans.offload, steps * count * g, moved))
     return sent + np.where(plans.pp > 1, tied, 0.0), np.where(plans.offload, there, 0.0), step
+
+
+def _between_replicas(
+    plans: Plans, machine: Machine, sizes: tuple[Floats, Floats], steps: Floats, m: Floats, hides: Floats
+) -> Floats:
+    """Exposed seconds a step of gradients and weights between replicas. `sizes`: bytes of gradients that are reduced
+    and of weights that are gathered; `steps`: updates, `m`: micro-batches a step; `hides`: seconds of a
+    micro-batch's backward that they may overlap with."""
+    half = [machine.ring(size, plans.dp, plans.tp, halves=1.0) for size in sizes]
+    reduce_times = np.where(plans.zero >= 2, m, steps)
+    gather_times = np.where(plans.zero >= 3, 2 * m, steps)
+    # The second half of an all-reduce gathers gradients, with ZeRO weights instead.
+    sent = reduce_times * half[0] + np.where(plans.zero >= 1, gather_times * half[1], reduce_times * half[0])
+    # Overlaps with the backward of the last micro-batch, or, for ZeRO 2 and 3, of every one.
+    hidden = np.minimum(sent, hides * reduce_times)
+    return sent - (1 - machine.efficiency.beside) * hidden
