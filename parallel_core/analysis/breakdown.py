@@ -85,6 +85,7 @@ class Breakdown:
         return getattr(self, component) / self.total if self.total else 0.0
 
     def as_dict(self) -> dict[str, int]:
+        """Nanoseconds by component."""
         return {name: getattr(self, name) for name in COMPONENTS}  # asdict would copy each number deeply
 
     def stored(self) -> dict[str, int]:

@@ -108,6 +108,7 @@ class Parts(NamedTuple):
 
     @property
     def total(self) -> float:
+        """Seconds of the token."""
         return sum(self)
 
     @property

@@ -40,6 +40,7 @@ class Losses:
 
     @property
     def speedup(self) -> float:
+        """How many times as fast as one device; 0 without any time."""
         return self.devices * self.single / self.total if self.total else 0.0
 
     def in_speedup(self, name: str) -> float:

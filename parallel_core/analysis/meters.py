@@ -33,6 +33,7 @@ class Work:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Work:
+        """That of a run."""
         flops = model_flops(spec.model, spec.train.global_batch)
         return cls(flops, recompute_share(spec), spec.tokens_per_step, spec.parallel.world)
 

@@ -18,7 +18,8 @@ class Parity:
 
 
 def parity(steps: ArrayLike, losses: ArrayLike, other_steps: ArrayLike, other_losses: ArrayLike) -> Parity:
-    """Compares another run with a reference on the steps that both have (each step at most once a run).
+    """Compares another run with a reference on the steps that both have. `steps` [n] and `losses` [n] of the reference,
+    [m] of the other; each step at most once a run.
 
     A loss that is not finite differs infinitely from a finite one, and not at all from an equal one (NaN equals NaN).
     """

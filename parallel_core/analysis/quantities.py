@@ -44,6 +44,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def ns_text(nanoseconds: float) -> str:
+    """`seconds_text` of nanoseconds."""
     return seconds_text(nanoseconds / 1e9)
 
 

@@ -11,17 +11,19 @@ from parallel_core.analysis.sweep import Times
 
 
 def starts(rows: NDArray[Any]) -> Times:
+    """The start of each row [n], ns."""
     begun: Times = rows["start"]
     return begun
 
 
 def ends(rows: NDArray[Any]) -> Times:
+    """The end of each row [n], ns."""
     ended: Times = rows["end"]
     return ended
 
 
 def last_end(spans: Mapping[int, NDArray[Any]]) -> int:
-    """When the last of some ranks, none of which is without rows, ended: of a simulated step, how long it takes."""
+    """When the last of some ranks, none of which is without rows, ended, ns: of a simulated step, how long it takes."""
     return max(int(rows["end"].max()) for rows in spans.values())
 
 

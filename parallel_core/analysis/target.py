@@ -19,7 +19,8 @@ def window(lengths: Iterable[int]) -> int:
 
 
 def smoothed(loss: ArrayLike, steps: int) -> NDArray[np.float64]:
-    """Running mean of the losses over `steps` steps, from the first full window on; nan stays nan."""
+    """Running mean of the losses [n] over `steps` steps, from the first full window on: [n - steps + 1], empty for
+    fewer; nan stays nan."""
     values = np.asarray(loss, np.float64)
     if len(values) < steps:
         return np.empty(0)
@@ -27,13 +28,14 @@ def smoothed(loss: ArrayLike, steps: int) -> NDArray[np.float64]:
 
 
 def least(loss: ArrayLike, steps: int) -> float:
-    """The lowest smoothed loss; inf if none is finite."""
+    """The lowest of the losses [n] smoothed over `steps` steps; inf if none is finite."""
     values = smoothed(loss, steps)
     finite = values[np.isfinite(values)]
     return float(finite.min()) if len(finite) else float("inf")
 
 
 def reached(loss: ArrayLike, target: float, steps: int) -> int | None:
-    """Index of the first loss at which the smoothed loss is at most `target`; None if it never is."""
+    """Index of the first of the losses [n] at which their mean over `steps` steps is at most `target`; None if it never
+    is."""
     below = np.flatnonzero(smoothed(loss, steps) <= target)
     return int(below[0]) + steps - 1 if len(below) else None

@@ -66,7 +66,8 @@ def _gpu_memory() -> float:
 
 def run(rounds: int) -> dict[str, Any]:
     """Returns `mfu` (median over `rounds` steps, at least 2), `hfu`, `tflops` and `peak` FLOP/s with its `source`; on a
-    GPU also `memory`, the memory meter's peak relative to the allocator's."""
+    GPU also `memory`, the memory meter's peak relative to the allocator's. Raises
+    RuntimeError if the run fails."""
     gpu = bool(host.cuda_devices())
     spec = spec_of(gpu, max(2, rounds), _gpu_memory() if gpu else math.inf)
     with LocalRunner() as runner, tempfile.TemporaryDirectory() as folder:

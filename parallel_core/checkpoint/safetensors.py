@@ -109,7 +109,8 @@ class SafeTensors:
         return np.frombuffer(self._data, np.uint8, entry.end - entry.begin, self._base + entry.begin)
 
     def samples(self) -> dict[str, bytes]:
-        """A few bytes from the middle of each tensor, by name: read, not mapped, as the header is."""
+        """At most SAMPLE bytes from the middle of each tensor, by name: read, not mapped, as the header is. Raises
+        CheckpointError if they cannot be read."""
         out = {}
         try:
             with self.path.open("rb") as file:

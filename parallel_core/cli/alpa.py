@@ -22,7 +22,8 @@ REACHED = 0.5
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code: 0 a plan fits, 1 none was found, 2 the request is invalid."""
+    """Returns the exit code: 0 a plan fits, 1 none was found, 2 the profile does not suffice. Raises CommandError for
+    an invalid spec or too many devices."""
     from parallel_core.plan.alpa.costs import LayerCosts
     from parallel_core.plan.alpa.inter import SEARCH_S, Search
     from parallel_core.plan.alpa.plans import summary, with_alternatives

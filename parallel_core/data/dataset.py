@@ -30,7 +30,7 @@ class Dataset(Protocol):
         """Returns (inputs, targets), [n, ...] each, of the samples `numbers` [n]; a target below 0 does not count."""
 
     def count(self, numbers: np.ndarray) -> int:
-        """Returns how many targets of these samples count."""
+        """Returns how many targets of the samples `numbers` [n] count."""
 
     def content(self) -> str:
         """Returns 16 hexadecimal digits that tell these data from others of the same name (`content.fingerprint`)."""

@@ -15,7 +15,7 @@ class Moments:
         self._squares: np.ndarray = np.zeros(0)
 
     def add(self, part: np.ndarray) -> None:
-        """Adds the images of a part."""
+        """Adds the images of a part [n, C, H, W]; n may be 0."""
         new = len(part)
         if not new:
             return

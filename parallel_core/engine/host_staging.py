@@ -16,7 +16,8 @@ from torch import Tensor
 class Work(Protocol):
     """A collective or a message in flight. The works of a group complete in the order in which they were started."""
 
-    def wait(self) -> Any: ...
+    def wait(self) -> Any:
+        """Returns once it is done. Raises RuntimeError if the other ranks are gone."""
 
 
 class Staged:

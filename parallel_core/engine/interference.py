@@ -32,6 +32,7 @@ class Interference:
         self._before: int | None = None
 
     def start(self) -> None:
+        """Begins to measure. A collective: every rank calls it, before its first timed step."""
         listed = self._device.processes()  # before the ranks meet, as it takes time
         core, device, node = self._device.core(), self._device.number(), float(self._node)
         every = self._exchange([float(os.getpid()), node, _coded(core), _coded(device)])

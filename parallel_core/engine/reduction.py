@@ -27,13 +27,16 @@ from parallel_core.schedule.ir import Kind
 
 
 class Reducer(Protocol):
-    """Reduces gradients over replicas. `begin_step` comes before the first backward of a step, `finish` after the last:
-    then the part that a replica owns is summed; returns the bytes reduced. `gather` all-gathers the updated parameters.
-    """
+    """Reduces gradients over replicas."""
 
-    def begin_step(self) -> None: ...
-    def finish(self) -> int: ...
-    def gather(self) -> int: ...
+    def begin_step(self) -> None:
+        """Begins a step, before its first backward."""
+
+    def finish(self) -> int:
+        """Waits, after the last backward, until this replica's own part is summed; returns the bytes reduced."""
+
+    def gather(self) -> int:
+        """All-gathers the updated parameters; returns the bytes gathered."""
 
 
 class _Bucket:

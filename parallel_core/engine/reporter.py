@@ -147,6 +147,7 @@ class Reporter:
         return self._requested is not None and self._requested.step == step and self._requested.how == "spans"
 
     def phase(self, phase: str, step: int) -> None:
+        """Tells that a phase (building | warmup | timed | done) begins with this step."""
         log.info("%s at step %d", phase, step)
         self._sink.emit("phase", phase=phase, step=step)
 
@@ -256,6 +257,7 @@ class Reporter:
             log.info("after step %d all replicas are equal: parameters %s", found.step, hex64(found.parameters))
 
     def spans(self, step: int, recorder: SpanRecorder) -> None:
+        """Ends the recorder's step and emits its SPAN rows, in ns of rank 0's clock."""
         rows = recorder.end_step()
         self.clock.tie()
         moved = self.clock.moved(rows, "start", "end")
@@ -263,6 +265,7 @@ class Reporter:
         self._sink.emit("spans", moved.tobytes(), step=step, count=len(rows), total=recorder.total, **more)
 
     def memory(self, step: int, meter: MemoryMeter) -> None:
+        """Emits what the meter saw of this step, in bytes, with the device's own peak."""
         self._sink.emit(
             "memory",
             self.clock.moved(meter.curve(), "t").tobytes(),
@@ -285,7 +288,8 @@ class Reporter:
         self._sink.emit(early_end.KIND, **about)
 
     def summary(self, times: StepTimes, others: float | None, processes: int | None, steps: int) -> None:
-        """Sums up a run that has done `steps` steps; says nothing where none of them was timed."""
+        """Sums up a run that has done `steps` steps; says nothing where none of them was timed. `others`: share of this
+        rank's device (0..1) that other processes used; `processes`: how many there were; None where it is not known."""
         if not times.timed:
             return
         total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())
@@ -320,4 +324,5 @@ class Reporter:
 
 
 def hex64(number: int) -> str:
+    """A number of 64 bits as 16 hexadecimal digits."""
     return f"{number:016x}"

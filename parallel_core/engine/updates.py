@@ -19,14 +19,14 @@ from parallel_core.spec import ParallelSpec, RunSpec
 
 
 class ScalarCodec(Protocol):
-    """Converts a rank's scalars to those of the checkpoint (`scalars`) and back (`restore`).
+    """Converts a rank's scalars, such as `steps` (updates done), to those of the checkpoint and back."""
 
-    `scalars` is called by every rank between steps, with the pipeline empty. `restore` raises KeyError where one is
-    missing.
-    """
+    def scalars(self, mine: Mapping[str, float]) -> dict[str, float]:
+        """Returns those of the checkpoint, equal on all ranks. A collective: every rank calls it, between steps, with
+        the pipeline empty."""
 
-    def scalars(self, mine: Mapping[str, float]) -> dict[str, float]: ...
-    def restore(self, saved: Mapping[str, float]) -> dict[str, float]: ...
+    def restore(self, saved: Mapping[str, float]) -> dict[str, float]:
+        """Returns this rank's scalars. Raises KeyError where one is missing."""
 
 
 def scalar_codec(spec: RunSpec, layout: Layout, place: int, group: Group, device: Device) -> ScalarCodec:

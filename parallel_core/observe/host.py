@@ -74,6 +74,7 @@ class CpuOthers:
         self.start()
 
     def start(self) -> None:
+        """Measures from now on."""
         self._began, self._busy, self._ours = time.monotonic(), _busy(self._core), self._used()
         self._waited = self._waiting()
 

@@ -60,6 +60,7 @@ class Progress:
         self._numbers[_TIME] = time.monotonic_ns()
 
     def close(self) -> None:
+        """Gives up the page; nothing may be recorded after that."""
         self._numbers.release()
         self._page.close()
 

@@ -179,7 +179,9 @@ class Frame:
 class Sink(Protocol):
     """Receives the records of a rank."""
 
-    def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None: ...
+    def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
+        """Adds a record of a kind and with the keys that the top of this file lists. Raises OSError if it cannot be
+        written, as on a full disk; nothing of it is there then."""
 
 
 class FileSink:
@@ -247,6 +249,7 @@ def log_path(folder: Path, rank: int) -> Path:
 
 
 def encode(header: dict[str, Any], blob: bytes = b"") -> bytes:
+    """The bytes of a frame, as the top of this file describes it."""
     head = json.dumps(header, separators=(",", ":"), allow_nan=True).encode()
     return _HEAD.pack(MAGIC, len(head), len(blob)) + head + blob
 

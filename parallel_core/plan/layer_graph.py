@@ -41,6 +41,7 @@ class GraphLayer:
 
     @property
     def compute(self) -> float:
+        """Seconds of both."""
         return self.forward + self.backward
 
 

@@ -13,6 +13,7 @@ Key = tuple[Kind, int, int]
 
 
 def key(op: Op) -> Key:
+    """What names the message within its step."""
     return op.kind, op.stage, op.micro_batch
 
 

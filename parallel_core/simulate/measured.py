@@ -69,6 +69,7 @@ class Measured:
 
     @property
     def typical(self) -> float:
+        """Median latency of the messages, in ns; 0 without any."""
         return float(np.median(list(self.latency.values()))) if self.latency else 0.0
 
     def median(self, kind: Kind, stage: int | None = None) -> Cost | None:
@@ -86,6 +87,7 @@ class Measured:
 
 
 def key(op: Op) -> Key:
+    """What names the operation within its step."""
     return op.kind, op.stage, op.micro_batch, op.replica
 
 

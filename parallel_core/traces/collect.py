@@ -38,6 +38,7 @@ class Columns:
         self._small, self._large = array("i"), array("q")
 
     def add(self, name: int, thread: int, start: int, end: int, link: int) -> None:
+        """Adds an event; the numbers are the fields of EVENT, times in ns."""
         self._small.extend((name, thread))
         self._large.extend((start, end, link))
 

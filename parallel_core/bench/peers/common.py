@@ -42,6 +42,7 @@ def layers(spec: RunSpec, names: list[str] | None = None) -> nn.Sequential:
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy of logits [batch, seq, vocab] and targets [batch, seq]: a scalar."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

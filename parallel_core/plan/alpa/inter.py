@@ -47,6 +47,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
+        """The first micro-batch through all stages, then the others at the pace of the slowest one."""
         times = [stage.seconds for stage in self.stages]
         return sum(times) + (self.micro_batches - 1) * max(times)
 

@@ -127,6 +127,7 @@ class Plans:
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> Plans:
+        """The plans in their order: each field [n]."""
         columns = {f.name: [_code(f.name, getattr(plan, f.name)) for plan in plans] for f in fields(Plan)}
         return cls.columns(**columns)
 
@@ -184,6 +185,7 @@ class Plans:
 
 
 def changed(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other values of these fields."""
     return replace(plan, **changes)
 
 

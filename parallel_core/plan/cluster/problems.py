@@ -18,6 +18,7 @@ class Problems:
         self.messages: dict[str, str] = {}
 
     def add(self, field: str, message: str) -> None:
+        """Adds a message, unless the field has one already."""
         self.messages.setdefault(field, message)
 
     def whole(self, field: str, value: int, least: int, most: int) -> None:

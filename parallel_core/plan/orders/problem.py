@@ -105,7 +105,7 @@ class Problem:
 
     @cached_property
     def least(self) -> tuple[float, ...]:
-        """Memory that each rank needs at least: one micro-batch on all its stages."""
+        """Memory that each rank needs at least, in the unit of `kept`: one micro-batch on all its stages."""
         return tuple(sum(max(self.kept[s], self.needed[s]) for s in own) for own in self.stages_of)
 
     def schedule(self, programs: Programs, name: str = "found") -> Schedule:
@@ -138,7 +138,7 @@ def tokens(schedule: Schedule) -> list[list[int]]:
 
 
 def peaks(problem: Problem, programs: Programs) -> list[float]:
-    """The most that each rank keeps at once."""
+    """The most that each rank keeps at once, in the unit of `Problem.kept`."""
     return [max(kept_after(problem, program), default=0.0) for program in programs]
 
 
