@@ -10,7 +10,7 @@ from pydantic import Field
 
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ
-from dashboard.fleet import selectors as fleet
+from dashboard.fleet import worker_views as fleet
 
 router = Router(tags=["fleet"])
 

@@ -129,6 +129,7 @@ def chart(
     runs: Sequence[tuple[str, Spans]],
     title: str,
     source: str,
+    *,
     key: str = "gantt",
     window: tuple[float, float] | None = None,
     waited: Sequence[Mapping[int, Waited]] = (),

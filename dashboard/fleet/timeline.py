@@ -9,7 +9,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.ages import clock
-from dashboard.fleet.selectors import WorkerView, kind_of
+from dashboard.fleet.selectors import kind_of
+from dashboard.fleet.worker_views import WorkerView
 from dashboard.runs.models import Attempt, Run
 
 HOURS = (1, 6, 24)

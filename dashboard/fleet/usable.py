@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dashboard.fleet.selectors import FleetSnapshot, WorkerView
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.fleet.worker_views import WorkerView
 from dashboard.runs.spreading import state_of
 from parallel_core.analysis.quantities import plural_text
 

@@ -12,7 +12,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from dashboard.accounts.roles import may_change
-from dashboard.fleet import dead_letters, listening, refusals, selectors, services
+from dashboard.fleet import dead_letters, listening, refusals, selectors, services, worker_views
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
 from dashboard.fleet.usable import Usable
@@ -105,7 +105,7 @@ def _queue_line(run: Run, count: int, waits: dict[int, Waiting], user: Any) -> d
 def _context(request: HttpRequest) -> dict[str, Any]:
     asked = request.GET.get("hours", "")
     hours = int(asked) if asked in {str(h) for h in HOURS} else HOURS[0]
-    workers = selectors.workers()
+    workers = worker_views.workers()
     staff = request.user.is_staff  # type: ignore[union-attr]
     profiles = [view.profiles for view in workers if view.profiles is not None]
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboard.accounts.roles import may_change
-from dashboard.fleet.selectors import timing
+from dashboard.fleet.worker_views import timing
 from dashboard.ledger import selectors
 
 

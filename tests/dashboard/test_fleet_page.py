@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.control.controller import Controller
-from dashboard.fleet import selectors
+from dashboard.fleet import worker_views
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import timeline
 from dashboard.fleet.usable import Usable
@@ -333,7 +333,7 @@ def test_a_run_on_a_device_that_cannot_be_used_any_more_is_still_shown_there(cli
     assert "1 of 1 usable device busy" in said and "It reported no devices." not in said
     assert f'class="device-run" href="/runs/{run.pk}/">held on</a>' in said
     assert '<span class="sub device-run">cannot be used</span>' in said and "device-meter" not in said
-    (bar,) = (bar for row in timeline(selectors.workers(), 1).rows for bar in row.bars)
+    (bar,) = (bar for row in timeline(worker_views.workers(), 1).rows for bar in row.bars)
     assert bar.run == run and said.count('class="lane-name small"') == 2
     Worker.objects.update(unusable=[])
     assert "It reported no devices." in page(client)
@@ -351,7 +351,7 @@ def test_only_devices_that_could_be_given_to_a_run_are_counted_with_why_the_othe
     assert holder == "yard-a"
     Worker.objects.filter(name="yard-b").update(draining=True)
     Worker.objects.filter(name="yard-c").update(heartbeat_at=timezone.now() - timedelta(hours=1))
-    found = Usable.of(selectors.workers())
+    found = Usable.of(worker_views.workers())
     assert (found.busy, found.devices) == (2, 3)
     assert found.others == [
         "2 devices of yard-a cannot be used. It is lost.",
@@ -359,7 +359,7 @@ def test_only_devices_that_could_be_given_to_a_run_are_counted_with_why_the_othe
         "3 devices of yard-c take no run: it is silent.",
     ]
     Worker.objects.filter(name="yard-a").update(draining=True)
-    found = Usable.of(selectors.workers())
+    found = Usable.of(worker_views.workers())
     assert (found.busy, found.devices) == (2, 2) and found.others[0].startswith("3 devices of yard-a take no run")
 
 
@@ -367,6 +367,6 @@ def test_devices_are_shown_by_number_whether_they_can_be_used_or_not(alice: Any)
     host = factory.worker(devices=3)
     lost = {"index": 1, "kind": "cpu", "name": "core 1", "why": "It is lost."}
     Worker.objects.update(devices=[host.devices[0], host.devices[2]], unusable=[lost])
-    (view,) = selectors.workers()
+    (view,) = worker_views.workers()
     assert [(device.index, device.why) for device in view.every] == [(0, ""), (1, "It is lost."), (2, "")]
     assert [row.index for row in timeline([view], 1).rows] == [0, 1, 2]

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from dashboard.fleet import selectors
+from dashboard.fleet import worker_views
 from dashboard.fleet.timeline import timeline
 from dashboard.runs import states
 from dashboard.runs.models import Attempt
@@ -26,7 +26,7 @@ def test_timeline_bars_lie_where_the_attempts_were(alice: Any) -> None:
     attempt = factory.start(run)
     at = {"sent_at": now - timedelta(minutes=30), "started_at": now - timedelta(minutes=27)}
     Attempt.objects.filter(pk=attempt.pk).update(**at, ended_at=now - timedelta(minutes=15), over=True)
-    found = timeline(selectors.workers(), 1, now)
+    found = timeline(worker_views.workers(), 1, now)
     assert [len(row.bars) for row in found.rows] == [1, 1]
     bar = found.rows[0].bars[0]
     assert (bar.left, bar.width, bar.idle) == pytest.approx((50, 25, 20))
@@ -39,7 +39,7 @@ def test_times_of_another_day_say_which(alice: Any) -> None:
     sent = {"sent_at": datetime(2026, 2, 28, 23, 50, 7, tzinfo=UTC)}
     Attempt.objects.filter(pk=over.pk).update(**sent, ended_at=datetime(2026, 3, 1, 0, 10, tzinfo=UTC), over=True)
     Attempt.objects.filter(pk=held.pk).update(sent_at=datetime(2026, 3, 1, 5, 0, tzinfo=UTC))
-    found = timeline(selectors.workers(), 24, now)
+    found = timeline(worker_views.workers(), 24, now)
     held_bar, over_bar = (one.bar for one in found.table)
     assert (over_bar.begin, over_bar.end) == ("28 Feb 23:50:07", "00:10:00")
     assert "28 Feb 23:50:07 to 00:10:00" in over_bar.words
@@ -48,7 +48,7 @@ def test_times_of_another_day_say_which(alice: Any) -> None:
     assert [said.replace("\N{NO-BREAK SPACE}", " ") for _, said in found.ticks] == ticks
     assert all(said.count(" ") <= 1 for _, said in found.ticks), "a phone breaks it into at most two lines"
     assert [at for at, _ in found.ticks] == [0, 25, 50, 75, 100]
-    assert timeline(selectors.workers(), 1, now).ticks[0][1] == "05:30"
+    assert timeline(worker_views.workers(), 1, now).ticks[0][1] == "05:30"
 
 
 def test_the_table_under_the_timeline_lists_the_newest_attempts(
@@ -57,7 +57,7 @@ def test_the_table_under_the_timeline_lists_the_newest_attempts(
     monkeypatch.setattr("dashboard.fleet.timeline.MAX_LISTED", 2)
     for name in ("oldest", "middle", "newest"):
         factory.start(factory.queued(alice, {"dp": 2}, name=name))
-    found = timeline(selectors.workers(), 1)
+    found = timeline(worker_views.workers(), 1)
     assert [(held.bar.run.name, held.devices) for held in found.table] == [
         ("newest", "yard-a cpu 0, 1"),
         ("middle", "yard-a cpu 0, 1"),
@@ -71,7 +71,7 @@ def test_each_attempt_says_in_words_how_it_ended_itself(client: Client, alice: A
     states.lose(factory.start(run), "Its worker was lost.")
     states.finish(factory.start(run), "interrupted")
     factory.start(run)
-    found = timeline(selectors.workers(), 1)
+    found = timeline(worker_views.workers(), 1)
     assert [(held.bar.look, held.bar.state) for held in found.table] == [
         ("running", "Running"),
         ("interrupted", "Interrupted"),
@@ -87,7 +87,7 @@ def test_each_attempt_says_in_words_how_it_ended_itself(client: Client, alice: A
 def test_a_trial_that_ran_out_of_memory_did_not_fit(alice: Any) -> None:
     run = factory.queued(alice, study=Study.objects.create(name="fit", owner=alice, kind="fit", base={}))
     states.finish(factory.start(run), "failed", "out_of_memory")
-    (held,) = timeline(selectors.workers(), 1).table
+    (held,) = timeline(worker_views.workers(), 1).table
     assert (held.bar.look, held.bar.state) == ("answered", "Did not fit")
 
 
@@ -98,7 +98,7 @@ def test_old_and_clipped_attempts(alice: Any) -> None:
         sent_at=now - timedelta(hours=9), ended_at=now - timedelta(hours=8), over=True
     )
     Attempt.objects.filter(pk=long.pk).update(sent_at=now - timedelta(hours=9), started_at=now - timedelta(hours=9))
-    bars = [bar for row in timeline(selectors.workers(), 1, now).rows for bar in row.bars]
+    bars = [bar for row in timeline(worker_views.workers(), 1, now).rows for bar in row.bars]
     assert [(bar.left, bar.width) for bar in bars] == [pytest.approx((0, 100))]
 
 

@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dashboard.fleet import selectors as fleet
+from dashboard.fleet import worker_views
 from dashboard.fleet.models import Worker
 from dashboard.runs import queue, selectors, services, states
 from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, Run, SeriesChunk, SpanChunk
@@ -296,7 +297,7 @@ def test_what_is_not_queued_waits_for_nothing(alice: Any) -> None:
 def test_the_fleet_says_who_holds_which_device(alice: Any) -> None:
     run, here = submit(alice), worker()
     place(run, here, [1])
-    (view,) = fleet.workers()
+    (view,) = worker_views.workers()
     assert [device.run and device.run.pk for device in view.devices] == [None, run.pk]
     assert (view.silent, view.runs) == (False, [run])
     (host,) = fleet.hosts()
@@ -308,7 +309,7 @@ def test_the_fleet_says_who_holds_which_device(alice: Any) -> None:
 
 def test_a_worker_that_never_beat_is_silent() -> None:
     Worker.objects.create(name="new")
-    (view,) = fleet.workers()
+    (view,) = worker_views.workers()
     assert (view.age, view.silent) == (None, True)
     assert not fleet.hosts()[0].open
 

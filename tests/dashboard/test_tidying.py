@@ -14,7 +14,7 @@ from django.utils import timezone
 from dashboard.control import tidying
 from dashboard.control.controller import Controller
 from dashboard.control.leisure import SLICES, TIDY_AGAIN_S
-from dashboard.fleet import selectors as fleet
+from dashboard.fleet import worker_views
 from dashboard.fleet.timeline import timeline
 from dashboard.runs import removal
 from dashboard.runs.models import Attempt, Cursor, DeadLetter, LogChunk, OpenWaits, RankInfo, Run, SeriesChunk, State
@@ -57,7 +57,7 @@ def test_nobody_sees_what_was_measured_of_a_deleted_run(alice: Any) -> None:
     assert rows() == before, "no deletion keeps the yard waiting for that"
     for kind, of_run in ((Attempt, "run"), (DeadLetter, "attempt__run"), (Run, "pk")):
         assert list(kind.objects.values_list(of_run, flat=True)) == [other.pk]
-    assert timeline(fleet.workers(), 24).total == 1
+    assert timeline(worker_views.workers(), 24).total == 1
     seen = SeriesChunk.objects.filter(attempt__run__in=Run.objects.all())
     assert set(seen.values_list("attempt__run", flat=True)) == {other.pk}
     assert seen.count() < SeriesChunk.objects.count(), "the rest is of the deleted one"
