@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from parallel_core.engine.checkpoint import Saver
-from parallel_core.engine.reporter import Reporter, StepTimes
+from parallel_core.engine.reporter import Reporter
+from parallel_core.engine.step_times import StepTimes
 from parallel_core.engine.stop import LossNotFinite, Reason, Stopped
 
 

@@ -20,8 +20,13 @@ from parallel_core.engine.collectives import LinkGroup, irecv, isend
 from parallel_core.engine.device import Device
 from parallel_core.engine.host_links import ChannelLayout, HostLinks
 from parallel_core.engine.injected import SlowLink
+from parallel_core.engine.precision import DTYPES
+from parallel_core.layout import Layout
+from parallel_core.plan.traffic import mark_bytes
+from parallel_core.plan.units import boundary_shapes
 from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op
 from parallel_core.schedule.send_completion import Key, key
+from parallel_core.spec import RunSpec
 
 Link = tuple[int, bool]
 """(peer's pipeline rank, activations rather than gradients?): the messages of each link are first in, first out."""
@@ -56,8 +61,32 @@ class Peer(NamedTuple):
     receivers: tuple[int, ...]
 
 
+class Messages(NamedTuple):
+    """What the messages between stages are, the same on every rank."""
+
+    edges: tuple[tuple[int, ...], ...]
+    """`edges[s]`: the shape of the input of stage s, and of its gradient."""
+    dtype: torch.dtype
+    mark: int
+    """Number of elements appended to a gradient in its message (`scaled_gradients`), which is then sent flat."""
+    most: int
+    """Upper bound of the messages that a rank sends to another in a step, all of which it may send before any is
+    received."""
+
+    @classmethod
+    def of(cls, spec: RunSpec, layout: Layout) -> Messages:
+        shapes, dtype = boundary_shapes(spec), DTYPES[spec.train.precision]
+        edges = tuple(shapes[units[0]] for units in layout.stage_units)
+        return cls(edges, dtype, mark_bytes(spec) // dtype.itemsize, spec.parallel.per_step * layout.stages)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the largest one."""
+        return (max((math.prod(edge) for edge in self.edges), default=0) + self.mark) * self.dtype.itemsize
+
+
 class Links:
-    """The links of one rank to the others of its pipeline. `edges[s]` is the shape of the input of stage s.
+    """The links of one rank to the others of its pipeline.
 
     `here` is this rank's pipeline rank; `peers` maps the other pipeline ranks to their global ranks (`Layout.sender`,
     `receivers`); `groups` are `distributed.Groups.links`; messages to the global rank r are delayed by `delay(r)`
@@ -69,32 +98,25 @@ class Links:
         here: int,
         peers: Mapping[int, Peer],
         groups: Mapping[tuple[bool, bool], LinkGroup],
-        edges: Sequence[tuple[int, ...]],
-        dtype: torch.dtype,
+        messages: Messages,
         device: Device,
         delay: Callable[[int], float] = lambda rank: 0.0,
-        mark: int = 0,
-        messages: int = 0,
     ) -> None:
-        """`mark`: number of elements appended to a gradient in its message (`scaled_gradients`), which is then sent
-        flat. `messages`: upper bound of the messages that a rank sends to another in a step, all of which it may send
-        before any is received."""
-        self._here, self._peers, self._groups, self._edges = here, peers, groups, edges
-        self._dtype, self._device, self._mark = dtype, device.torch, mark
+        self._here, self._peers, self._groups = here, peers, groups
+        self._messages, self._device = messages, device.torch
         self._proves: Mapping[Key, Sequence[Key]] = {}
         self._unposted: dict[Link, deque[Op]] = {}
         self._posted: dict[Link, deque[_Posted]] = {}
         self._sent: dict[Key, tuple[list[Any], Tensor]] = {}
-        largest = max((math.prod(edge) for edge in edges), default=0) + mark
         for group in groups.values():
             if isinstance(group, HostLinks):
-                group.layout = ChannelLayout.of(largest * dtype.itemsize, messages)
+                group.layout = ChannelLayout.of(messages.bytes, messages.most)
         receivers = [rank for peer in peers.values() for rank in peer.receivers]
         self._slow = {rank: SlowLink(late) for rank in receivers if (late := delay(rank))}
 
     def edge(self, stage: int) -> tuple[int, ...]:
         """Returns the shape of the input of a stage, which is also that of its gradient."""
-        return self._edges[stage]
+        return self._messages.edges[stage]
 
     def begin_step(self, traffic: Traffic) -> None:
         """Sets which sends the receives of this step prove to have arrived."""
@@ -155,10 +177,10 @@ class Links:
         if not self._unposted[link]:
             return
         op, (peer, activations) = self._unposted[link].popleft(), link
-        shape = self._edges[op.stage if activations else op.stage + 1]
-        if self._mark and not activations:
-            shape = (math.prod(shape) + self._mark,)
-        buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
+        shape, mark = self.edge(op.stage if activations else op.stage + 1), self._messages.mark
+        if mark and not activations:
+            shape = (math.prod(shape) + mark,)
+        buffer = torch.empty(shape, dtype=self._messages.dtype, device=self._device)
         work = irecv(buffer, self._peers[peer].sender, self._groups[peer < self._here, activations])
         self._posted[link].append(_Posted(buffer, work))
 

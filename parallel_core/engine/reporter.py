@@ -30,6 +30,7 @@ from parallel_core.engine.profiled import is_profiled, profiled
 from parallel_core.engine.reference_probe import ProbeReading
 from parallel_core.engine.snapshot import snapshotted
 from parallel_core.engine.step_meter import StepMeter
+from parallel_core.engine.step_times import StepTimes
 from parallel_core.engine.stream import Staleness, TotalStaleness
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
@@ -49,32 +50,6 @@ FLUSH_S = 0.25
 """Longest time in seconds before points are written, plus the rest of the current step."""
 LOG_S = 5.0
 """Interval in seconds of the lines in a rank's log between those of the first and the last step."""
-
-
-class StepTimes:
-    """Measures wall time from the end of one step to the end of the next; keeps the times after `warmup` steps."""
-
-    def __init__(self, warmup: int) -> None:
-        self.timed = array("d")  # 8 bytes a step: a run may have millions
-        self._warmup, self._count = warmup, 0
-        self._last = time.perf_counter()
-
-    def restart(self) -> None:
-        """Measures the next step from now on."""
-        self._last = time.perf_counter()
-
-    def leave_out(self, seconds: float) -> None:
-        """Excludes `seconds` that the rank spent on other work since the last step."""
-        self._last += seconds
-
-    def ended(self) -> float:
-        """Ends a step; returns its seconds."""
-        now = time.perf_counter()
-        took, self._last = now - self._last, now
-        if self._count >= self._warmup:
-            self.timed.append(took)
-        self._count += 1
-        return took
 
 
 class Reporter:

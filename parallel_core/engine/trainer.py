@@ -17,8 +17,7 @@ from parallel_core.engine.flat import FlatParameters, Pieces
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.norm import StageNorm, StepTotals, Totals
 from parallel_core.engine.optimizer import flat_optimizer
-from parallel_core.engine.p2p import Links, Peer, Traffic
-from parallel_core.engine.precision import DTYPES
+from parallel_core.engine.p2p import Links, Messages, Peer, Traffic
 from parallel_core.engine.reader import Reader
 from parallel_core.engine.reducers import reducer_of
 from parallel_core.engine.shared_gradients import SharedGradients
@@ -33,8 +32,6 @@ from parallel_core.learning_rate import rate_at
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.scope import Scope
-from parallel_core.plan.traffic import mark_bytes
-from parallel_core.plan.units import boundary_shapes
 from parallel_core.schedule import build
 from parallel_core.schedule.send_completion import receipts
 from parallel_core.schedule.stream import Windows
@@ -107,15 +104,11 @@ class Trainer:
         here = layout.pipeline_rank(self.rank)
         others = [q for q in layout.linked(self.place.replica) if q != here]
         peers = {q: Peer(layout.sender(self.rank, q), layout.receivers(self.rank, q)) for q in others}
-        shapes = boundary_shapes(spec)
-        edges = [shapes[units[0]] for units in layout.stage_units]
-        dtype = DTYPES[spec.train.precision]
-        mark, messages = mark_bytes(spec) // dtype.itemsize, spec.parallel.per_step * layout.stages
         late = self.faults.collective_delay("data")
         self.reducer = reducer_of(spec, self.chunks, groups.data, self.scope, len(self._ids), late)
         return Parts(
             self.chunks,
-            Links(here, peers, groups.links, edges, dtype, self.device, self.faults.link_delay, mark, messages),
+            Links(here, peers, groups.links, Messages.of(spec, layout), self.device, self.faults.link_delay),
             self.reducer,
             StepTotals(spec, layout, flat, groups.totals, self.device, self.stop),
             StageNorm(flat, groups.tensor, self.place.tensor, spec.parallel.tensor_split),

@@ -12,7 +12,8 @@ from parallel_core.engine.interference import Interference
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.peak import device_peak
 from parallel_core.engine.reference_probe import ReferenceProbe
-from parallel_core.engine.reporter import Reporter, StepTimes
+from parallel_core.engine.reporter import Reporter
+from parallel_core.engine.step_times import StepTimes
 from parallel_core.engine.stop import Reason
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.observed_steps import extra_steps, first_timed, followed_steps, is_traced, metered_step

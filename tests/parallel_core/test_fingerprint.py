@@ -22,8 +22,8 @@ from parallel_core.engine.async_all_gather import AsyncAllGather, GatherWork
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect, wait_for_all
 from parallel_core.engine.fingerprint import Fingerprints, ReplicasDiffer, _origin, fingerprint
-from parallel_core.engine.reporter import StepTimes
 from parallel_core.engine.run import run_rank
+from parallel_core.engine.step_times import StepTimes
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter

@@ -17,7 +17,8 @@ from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Groups
 from parallel_core.engine.end_of_step import EndOfStep, save
 from parallel_core.engine.host_copies import Copies, PinnedCopies, PlainCopies
-from parallel_core.engine.reporter import Reporter, StepTimes
+from parallel_core.engine.reporter import Reporter
+from parallel_core.engine.step_times import StepTimes
 from parallel_core.engine.stop import Reason
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.engine import pieces, profiled, reporter
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.reporter import StepTimes
 from parallel_core.engine.run import run_rank
+from parallel_core.engine.step_times import StepTimes
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import SPAN, FileSink, Frame, events_path
 from parallel_core.outcome import waits

@@ -16,7 +16,8 @@ from parallel_core.engine.evaluation import Evaluated
 from parallel_core.engine.fingerprint import Print
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.reference_probe import ProbeReading
-from parallel_core.engine.reporter import Reporter, StepTimes
+from parallel_core.engine.reporter import Reporter
+from parallel_core.engine.step_times import StepTimes
 from parallel_core.engine.stream import Staleness
 from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, FileSink, read_stream
 from parallel_core.plan.chips import Peak
