@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest
 from parallel_core.checkpoint.verify import verified
+from parallel_core.cli.numbers import above
 from parallel_core.faults import parse
+from parallel_core.limits import NO_PROGRESS_S
 from parallel_core.observe.cores import cores
 from parallel_core.spec import RunSpec, field_errors
 
@@ -90,6 +92,12 @@ def checkpoint_of(path: Path) -> tuple[Path, Manifest]:
         raise CommandError(f"{path} cannot be used: {error}") from error
     print("".join(f"passed over: {why}\n" for why in passed.values()), end="", file=sys.stderr)
     return found, manifest
+
+
+def add_no_progress(command: argparse.ArgumentParser) -> None:
+    """Adds the option for how long no rank may move."""
+    still = "end the run when no rank has moved for so long (default: %(default)g)"
+    command.add_argument("--no-progress", type=above(0), default=NO_PROGRESS_S, metavar="SECONDS", help=still)
 
 
 def require_cores(ranks: int, what: str) -> None:

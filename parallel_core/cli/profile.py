@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core import limits
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
-from parallel_core.cli.common import Subparsers, read_spec, require_cores
+from parallel_core.cli.common import Subparsers, add_no_progress, read_spec, require_cores
 from parallel_core.cli.numbers import above, target, whole
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def add(commands: Subparsers) -> None:
         "--ranks", type=whole(1, limits.MAX_DEGREE), help="ranks that links are timed between (default: 4, GPUs: all)"
     )
     profile.add_argument("--seconds", type=above(0), default=2.0, help="of each condition of the layers, at least")
+    add_no_progress(profile)
     profile.add_argument("--json", action="store_true", help="print the table as JSON")
     profile.add_argument("--quick", action="store_true", help="no tensor groups and no recomputation")
     profile.set_defaults(run=_profile)
@@ -53,7 +54,13 @@ def _profile(options: argparse.Namespace) -> int:
     if options.ranks is not None:
         require_cores(options.ranks, "--ranks makes")
     try:
-        table = measure_for(spec, ranks=options.ranks, seconds=options.seconds, quick=options.quick)
+        table = measure_for(
+            spec,
+            ranks=options.ranks,
+            seconds=options.seconds,
+            quick=options.quick,
+            no_progress_s=options.no_progress,
+        )
     except ProfileFailed as error:
         print(f"profiling failed: {error}", *filter(None, [error.traceback]), sep="\n", file=sys.stderr)
         return 1

@@ -19,13 +19,13 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import match
 from parallel_core.cli import own_text, stop
-from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of, read_spec, require_cores
-from parallel_core.cli.numbers import above, places, whole
+from parallel_core.cli.common import CommandError, Subparsers, add_no_progress, checkpoint_of, read_spec, require_cores
+from parallel_core.cli.numbers import places, whole
 from parallel_core.cli.output import say
 from parallel_core.faults import sentences
 from parallel_core.file_lock import UNSUPPORTED, FileLock
 from parallel_core.layout import Layout
-from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
+from parallel_core.limits import SPOOL_BYTES
 from parallel_core.local import Interrupted, LocalRunner
 from parallel_core.observe.records import Frame
 from parallel_core.outcome import Outcome, points
@@ -43,8 +43,7 @@ def add(commands: Subparsers) -> None:
     train.add_argument("--devices", type=places, help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)")
     own_text.add(train)
     train.add_argument("--resume", type=Path, help="a checkpoint, or a run's folder: its newest one; any layout")
-    still = "end the run when no rank has moved for so long (default: %(default)g)"
-    train.add_argument("--no-progress", type=above(0), default=NO_PROGRESS_S, metavar="SECONDS", help=still)
+    add_no_progress(train)
     spool_help = "bytes of records above which the oldest spans go, never series or logs (default: %(default)d)"
     train.add_argument("--spool-bytes", type=whole(1), default=SPOOL_BYTES, metavar="BYTES", help=spool_help)
     inject_help = "break the run on purpose, e.g. straggler:rank=1,factor=2; may stand several times"

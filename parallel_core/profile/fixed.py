@@ -117,6 +117,7 @@ class FixedBench:
         act: Callable[[], object],
         keep: bool,
     ) -> None:
+        self._page.moved()
         self._device.synchronise()
         began = time.perf_counter()
         act()

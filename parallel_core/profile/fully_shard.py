@@ -58,7 +58,8 @@ def _added(
     """Returns the time that `fully_shard` over the group adds to forward and backward of one micro-batch; `apart`: each
     rank has its own device."""
     units, batch = [spec.model.units()], draw(spec, at.device)
-    benches = LayerBench(spec, units, at.device), LayerBench(spec, units, at.device, shards=group)
+    made = partial(LayerBench, spec, units, at.device, moved=at.moved)
+    benches = made(), made(shards=group)
     took: tuple[list[_Pass], ...] = [], []
     until, turn = time.monotonic() + seconds, 0
     while turn < _WARM + _LEAST or _agreed(turn < _MOST and time.monotonic() < until, group):

@@ -35,7 +35,7 @@ def run_rank(
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
     with joined():
         assert groups.store is not None
-        at = Meeting(rank, spec.parallel.world, groups.store, device)
+        at = Meeting(rank, spec.parallel.world, groups.store, device, progress.moved)
         found = measure(at, progress, sizes)
         if rank == 0:
             rows = [link.model_dump(mode="json") for link in found]
@@ -51,7 +51,7 @@ def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]
         progress.at(step, f"{2 * ranks} ranks over both hosts")
         group = common_torch_group(members)
         if at.rank in members:
-            made = links.collectives(group, 2 * ranks, at.device, sizes)
+            made = links.collectives(at, group, 2 * ranks, sizes)
             found += [link.model_copy(update={"hosts": 2}) for link in made]
         dist.barrier()
     for many in sorted({1, *links.group_sizes(each)}):

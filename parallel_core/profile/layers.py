@@ -6,7 +6,7 @@ tensor-parallel group of t as in a run, but collectives are counted, not execute
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -109,12 +109,14 @@ class LayerBench:
         group: Group = None,
         shards: dist.ProcessGroup | None = None,
         replicas: Group = None,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         """`group`: a tensor-parallel group that communicates (None: its collectives are counted). `shards`: the
         replicas over which `fully_shard` shards parameters; `replicas`: those over which this engine does (None: no
-        sharding)."""
+        sharding). `moved` is called when a layer begins."""
         self.device, self.recorder = device, device.recorder(0, 0)
         self.scope, tp = Scope(self.recorder), spec.parallel.tp
+        self.scope.moved = moved
         self.group = CountingGroup(tp, self.scope)
         talking = TensorGroup(rank_in(group), tp, group, self.scope) if group else self.group
         self.chunks = Chunks(spec, dict(enumerate(stages)), talking, replicas, device, self.scope, shards)

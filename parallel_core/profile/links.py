@@ -41,12 +41,13 @@ Send = Callable[[], None]
 
 
 class Meeting(NamedTuple):
-    """A rank of the world, with its device and store."""
+    """A rank of the world, with its device and store; `moved` is called before every message."""
 
     rank: int
     world: int
     store: dist.Store
     device: Device
+    moved: Callable[[], None]
 
 
 def group_sizes(world: int) -> list[int]:
@@ -62,24 +63,24 @@ def measure(at: Meeting, sizes: Sequence[int] = SIZES) -> list[Link]:
         links = own_links([range(ranks)], WAYS, at.rank, at.store) if ranks == 2 else {}
         dist.barrier()
         if at.rank < ranks:
-            found += collectives(group, ranks, at.device, sizes)
+            found += collectives(at, group, ranks, sizes)
             if ranks == 2:
                 found.append(send(at, (0, 1), links, group, sizes))
         dist.barrier()
     return found if at.rank == 0 else []
 
 
-def collectives(group: Group, ranks: int, device: Device, sizes: Sequence[int]) -> list[Link]:
+def collectives(at: Meeting, group: Group, ranks: int, sizes: Sequence[int]) -> list[Link]:
     """Measures each collective of a group of `ranks` ranks, all of which call it."""
-    return [_collective(what, group, ranks, device, sizes) for what in COLLECTIVES]
+    return [_collective(at, what, group, ranks, sizes) for what in COLLECTIVES]
 
 
-def _collective(what: What, group: Group, ranks: int, device: Device, sizes: Sequence[int]) -> Link:
+def _collective(at: Meeting, what: What, group: Group, ranks: int, sizes: Sequence[int]) -> Link:
     """Measures one collective, which all ranks start together. Sizes are those of the whole tensor."""
-    timed, layers = [], _Layers(device, group)
+    timed, layers = [], _Layers(at, group)
     for size in sizes:
         elements = max(1, size // (4 * ranks)) * ranks
-        whole = torch.zeros(elements, device=device.torch)
+        whole = torch.zeros(elements, device=at.device.torch)
         part = whole[: elements // ranks].clone()
         send = _sender(what, whole, part, group)
         timed.append(_repeat(send, layers)[0])
@@ -105,7 +106,7 @@ def send(at: Meeting, pair: tuple[int, int], ways: Ways, group: Group, sizes: Se
     Receives are posted in advance, as in the engine. `group` contains this pair and those that send at the same time,
     all of which start together.
     """
-    timed, work, layers = [], [], _Layers(at.device, group)
+    timed, work, layers = [], [], _Layers(at, group)
     shared = [way for way in ways.values() if isinstance(way, HostLinks)]
     for way in shared:
         way.layout = ChannelLayout(max(sizes))
@@ -177,12 +178,13 @@ def _cold_busy_seconds(end: _End, there: torch.Tensor, back: torch.Tensor, layer
 class _Layers:
     """Stands for the layers between two messages of a run, whose tensors replace the contents of the caches."""
 
-    def __init__(self, device: Device, group: Group) -> None:
-        self.device, self.group = device, group
-        self._tensors = torch.zeros(_BETWEEN // 4, device=device.torch)
+    def __init__(self, at: Meeting, group: Group) -> None:
+        self.device, self.group, self._moved = at.device, group, at.moved
+        self._tensors = torch.zeros(_BETWEEN // 4, device=at.device.torch)
 
     def work(self, fresh: torch.Tensor | None) -> None:
         """Accesses other tensors, writes to `fresh` last, and synchronizes the ranks of the group."""
+        self._moved()
         self._tensors.add_(1.0)
         if fresh is not None:
             fresh.zero_()

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from parallel_core.limits import NO_PROGRESS_S
 from parallel_core.local import LocalRunner
 from parallel_core.observe import host
 from parallel_core.observe.cores import cores
-from parallel_core.observe.records import REFERENCE_UNCOUNTED
+from parallel_core.observe.records import REFERENCE_UNCOUNTED, log_path
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
 from parallel_core.profile import normalize
@@ -26,11 +27,14 @@ from parallel_core.profile.request import RECOMPUTES, SPLITS, ProfileRequest, ot
 from parallel_core.profile.table import CostTable, Layers
 from parallel_core.spec import DeviceKind, ModelSpec, Precision, Recompute, RunSpec
 
+_STACK = 4_000
+"""The most characters of a rank's stacks in an error."""
 COMMAND = (sys.executable, "-m", "parallel_core.profile.server")
 
 
 class ProfileFailed(RuntimeError):
-    """A profiling rank failed; the message says how, `traceback` where ('' if it was killed)."""
+    """A profiling rank failed, or all of them stood still; the message says how, `traceback` where ('' if it was
+    killed)."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
@@ -62,10 +66,11 @@ def measure(
     precision: Precision = "fp32",
     device: DeviceKind = "cpu",
     deterministic: bool = False,
+    no_progress_s: float = NO_PROGRESS_S,
     command: tuple[str, ...] = COMMAND,
 ) -> CostTable:
     """Profiles `model` with `ranks` ranks on devices 0, 1, ... of this host; `deterministic` as in TrainSpec. Raises
-    ProfileFailed."""
+    ProfileFailed, also when no rank has moved for `no_progress_s` seconds."""
     spec = RunSpec.model_validate(
         {
             "model": model.model_dump(),
@@ -83,11 +88,18 @@ def measure(
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(asdict(request)))
         with LocalRunner(command) as runner:
-            outcome = runner.run(spec, folder, devices=[rank % request.devices for rank in range(ranks)], links=True)
+            devices = [rank % request.devices for rank in range(ranks)]
+            outcome = runner.run(spec, folder, devices=devices, no_progress_s=no_progress_s, links=True)
         if not outcome.ok:
-            raise ProfileFailed(outcome.failure(), outcome.traceback())
+            raise ProfileFailed(outcome.failure(), _stacks(folder, ranks) if outcome.stood else outcome.traceback())
         found = [header for rank in range(ranks) for header in outcome.headers(rank, "profile")]
     return _table(spec, request, found)
+
+
+def _stacks(folder: Path, ranks: int) -> str:
+    """Returns the ends of the logs of ranks that stood still, which hold their stacks: the folder goes."""
+    logs = {rank: log_path(folder, rank).read_text(errors="replace") for rank in range(ranks)}
+    return "\n".join(f"rank {rank}: {log[-_STACK:]}" for rank, log in logs.items())
 
 
 def _table(spec: RunSpec, request: ProfileRequest, found: list[dict[str, Any]]) -> CostTable:
@@ -170,12 +182,13 @@ def measure_for(
     quick: bool = False,
     recompute: tuple[Recompute, ...] = RECOMPUTES,
     splits: tuple[Cut, ...] = SPLITS,
+    no_progress_s: float = NO_PROGRESS_S,
     command: tuple[str, ...] = COMMAND,
 ) -> CostTable:
     """Profiles this host so that all splits of `spec`'s model, batch, precision, device and kernels can be predicted.
 
     `quick` leaves out tensor groups and recomputation. `recompute` and `splits` = the kinds of recomputation and of
-    tensor splits to profile, in addition to those of `spec`. Raises ProfileFailed.
+    tensor splits to profile, in addition to those of `spec`; `no_progress_s` as in `measure`. Raises ProfileFailed.
     """
     kind = spec.train.device
     own = devices_of(kind)
@@ -189,4 +202,4 @@ def measure_for(
         seconds=seconds,
     )
     train: dict[str, Any] = spec.train.model_dump(include={"precision", "device", "deterministic"})
-    return measure(spec.model, request, ranks=world, command=command, **train)
+    return measure(spec.model, request, ranks=world, no_progress_s=no_progress_s, command=command, **train)

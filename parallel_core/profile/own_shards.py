@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -63,10 +64,21 @@ class Added(NamedTuple):
     pace: float
 
 
-def measure(plain: RunSpec, device: Device, pacer: PaceProbe, level: Level, seconds: float) -> Added:
-    """Measures what ZeRO `level` adds to one forward and backward of `plain`, a run on one device."""
+def measure(
+    plain: RunSpec,
+    device: Device,
+    pacer: PaceProbe,
+    level: Level,
+    seconds: float,
+    moved: Callable[[], None] = lambda: None,
+) -> Added:
+    """Measures what ZeRO `level` adds to one forward and backward of `plain`, a run on one device; `moved` is called
+    when a layer begins."""
     group, units = LoopbackGroup(_REPLICAS), [plain.model.units()]
-    benches = LayerBench(plain, units, device), LayerBench(sharded(plain, level), units, device, replicas=group)
+    benches = (
+        LayerBench(plain, units, device, moved=moved),
+        LayerBench(sharded(plain, level), units, device, replicas=group, moved=moved),
+    )
     batch, until = draw(plain, device), time.monotonic() + seconds
     took: tuple[list[_Times], ...] = [], []
     paces: list[float] = []

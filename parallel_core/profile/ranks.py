@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -76,25 +76,26 @@ class _Rank:
         self.rank, self.world, self.spec = args.rank, args.spec.parallel.world, args.spec
         self.sink, self.page, self.device, self.request, self.store = sink, page, device, request, store
         self.reference = Reference() if device.kind == "cpu" else None
+        self._place = ""
 
     def measure(self) -> None:
         self.sink.emit("profile", about="device", name=self.device.name, torch=torch.__version__)
         for recompute in self.request.recompute:
             for tp in self.request.tps:
                 for split in self._splits(tp, recompute):
-                    self.page.at(0, f"layers tp={tp} recompute={recompute} split={split}")
+                    self._begin(f"layers tp={tp} recompute={recompute} split={split}")
                     rows = self._layers(tp, recompute, split, first=(tp, recompute) == (1, self.request.recompute[0]))
                     for found in rows + self._joined(tp, recompute, split):
                         found_row, took = found.row.model_dump(mode="json"), found.reference
                         self.sink.emit("profile", about="layers", row=found_row, reference=took, paces=found.paces)
         for tp in self.request.tps:
-            self.page.at(0, f"shared devices tp={tp}")
+            self._begin(f"shared devices tp={tp}")
             if (longer := self._crowded(tp)) is not None:
                 self.sink.emit("profile", about="crowd", tp=tp, ratio=longer)
         self._own_shards()
-        self.page.at(0, "links")
+        self._begin("links")
         if self.store is not None:
-            meeting = links.Meeting(self.rank, self.world, self.store, self.device)
+            meeting = links.Meeting(self.rank, self.world, self.store, self.device, self.page.moved)
             for link in links.measure(meeting, self.request.sizes or links.SIZES):
                 self.sink.emit("profile", about="link", row=link.model_dump(mode="json"))
             self._fully_sharded(meeting)
@@ -103,7 +104,7 @@ class _Rank:
         """Measures this engine's ZeRO. Only on CPUs: on CUDA the code between operations runs ahead of the device."""
         if self.device.kind != "cpu":
             return
-        self.page.at(0, "ZeRO")
+        self._begin("ZeRO")
         busy, samples = self.request.devices, self._middle
         for recompute in (how for how in self.request.recompute if how != "selective"):
             for level in own_shards.LEVELS:
@@ -111,13 +112,13 @@ class _Rank:
                 if self.rank >= busy:
                     continue
                 plain, pacer = self._spec(1, recompute, samples), PaceProbe(self.reference)
-                found = own_shards.measure(plain, self.device, pacer, level, self.request.seconds)
+                found = own_shards.measure(plain, self.device, pacer, level, self.request.seconds, self.page.moved)
                 row = {"zero": level, "recompute": recompute, "forward": found.forward, "backward": found.backward}
                 self.sink.emit("profile", about="own_shards", row=row, busy=busy, reference=found.pace)
         self._together()
 
     def _fully_sharded(self, meeting: links.Meeting) -> None:
-        self.page.at(0, "fully_shard")
+        self._begin("fully_shard")
         samples = self.request.samples[-1 if GATHERS_AHEAD[self.device.kind] else 0]
         specs = [self._spec(tp, "none", samples) for tp in self.request.tps]
         if "full" in self.request.recompute:  # recomputation is measured for the first width only
@@ -144,7 +145,7 @@ class _Rank:
         if self.rank >= self.request.devices:
             self._turns([], levels)
             return []
-        bench = _Pair(specs, self.device, self.reference)
+        bench = _Pair(specs, self.device, self.reference, self.page.moved)
         fixed = FixedBench(specs[-1], self.device, self.page) if first else None
         if first and self.rank == 0:
             rows = layer_bytes(specs[-1], bench.each, bench.saved())
@@ -166,7 +167,7 @@ class _Rank:
             self._turns([], [tp])
             return []
         specs = [self._spec(tp, recompute, samples, split) for samples in self._samples(tp, split)]
-        bench = _Pair(specs, self.device, self.reference, group)
+        bench = _Pair(specs, self.device, self.reference, self.page.moved, group)
         self._turns([bench], [tp])
         return bench.rows(tp, joined=True)
 
@@ -183,7 +184,7 @@ class _Rank:
                 self._together()
             return None
         spec = self._spec(tp, self.request.recompute[0], self._middle)
-        bench = LayerBench(spec, [spec.model.units()], self.device, group)
+        bench = LayerBench(spec, [spec.model.units()], self.device, group, moved=self.page.moved)
         bench.read(draw(spec, self.device))
         pacer = PaceProbe(self.reference, group)
         return ratio(bench, pacer, ranks // devices, self.rank < devices, self._together, self._agree)
@@ -201,12 +202,17 @@ class _Rank:
         for turn in range(1, MOST_REPEATS):
             for busy in levels:
                 self._together()
+                self.page.at(0, self._place)  # the bench of fixed costs writes places, too
                 if self.rank < busy:
                     for bench in benches:
                         bench.once(busy)
             if turn >= LEAST_REPEATS and self._agree(time.monotonic() > until):
                 break
         self._together()
+
+    def _begin(self, place: str) -> None:
+        self._place = place
+        self.page.at(0, place)
 
     def _spec(self, tp: int, recompute: Recompute, samples: int, split: Cut = "pairs") -> RunSpec:
         train = self.spec.train
@@ -234,16 +240,21 @@ class _Pair:
     """Measures the layers one by one and as a whole, and keeps the times of all repeats."""
 
     def __init__(
-        self, specs: Sequence[RunSpec], device: Device, reference: Reference | None, group: Group = None
+        self,
+        specs: Sequence[RunSpec],
+        device: Device,
+        reference: Reference | None,
+        moved: Callable[[], None],
+        group: Group = None,
     ) -> None:
         """`reference`: reference work that is done between all passes, relative to which they are measured; None:
-        without."""
+        without. `moved` is called when a layer begins."""
         self._reference, self._pacer = reference, PaceProbe(reference, group)
         self._paces = defaultdict[int, list[float]](list)
         self._group, self._device = group, device
-        units = specs[-1].model.units()
-        self.specs, self.each = specs, LayerBench(specs[-1], [[unit] for unit in units], device, group)
-        self.whole = LayerBench(specs[-1], [units], device, group)
+        units, made = specs[-1].model.units(), partial(LayerBench, specs[-1], device=device, group=group, moved=moved)
+        self.specs, self.each = specs, made([[unit] for unit in units])
+        self.whole = made([units])
         self.batches = [draw(spec, device) for spec in specs]
         self.took: dict[tuple[int, int], tuple[dict[Any, list[Any]], dict[Any, list[Any]]]] = {}
 

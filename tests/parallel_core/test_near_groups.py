@@ -47,7 +47,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[
             if group is not None:
                 assert isinstance(group, HostGroup) == (host_memory.create(8) is not None)
                 sums.append(_sum(rank, group))
-        found = links.measure(links.Meeting(rank, 6, groups.store, open_device("cpu")), SIZES)
+        found = links.measure(links.Meeting(rank, 6, groups.store, open_device("cpu"), lambda: None), SIZES)
         dist.barrier()
         return sums, [(link.what, link.ranks) for link in found]
     finally:
