@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from parallel_core import limits, rules, truth_values
+from parallel_core import limits, rules
 from parallel_core.all_rules import check_all
 from parallel_core.faults import AnyFault
 from parallel_core.field_names import likely
@@ -27,6 +27,7 @@ from parallel_core.outline.splits import Cut, TensorSplit
 from parallel_core.rules import rule_error
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
+from parallel_core.truth_values import NumbersAreNumbers
 
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
@@ -269,7 +270,7 @@ class TraceSpec(_Spec):
     """Ranks that torch.profiler records; None = all."""
 
 
-class RunSpec(_Spec):
+class RunSpec(_Spec, NumbersAreNumbers):
     """One training run. All input, from form, API, queue and file, is validated by `RunSpec.model_validate(dict)`."""
 
     model: ModelSpec = ModelSpec()
@@ -282,14 +283,6 @@ class RunSpec(_Spec):
     """What is recorded."""
     inject: Annotated[tuple[AnyFault, ...], Field(max_length=limits.MAX_FAULTS)] = ()
     """Faults injected on purpose, each kind at most once (`parallel_core.faults`)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _numbers(cls, data: Any) -> Any:
-        """Refuses true and false in place of a number."""
-        if isinstance(data, dict):
-            truth_values.refuse_as_numbers(cls, data)
-        return data
 
     @model_validator(mode="before")
     @classmethod

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from django.http import HttpRequest
 from ninja import Router, Schema, Status
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.api.bodies import Body
 from dashboard.api.idempotency import Key, made_once
 from dashboard.api.runs import MADE, RUNS, detail
 from dashboard.ledger import host_links, models
@@ -22,10 +23,9 @@ router = Router(tags=["fleet"])
 Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00]*$", description="of a worker")]
 
 
-class LinksIn(Schema):
+class LinksIn(Body):
     """Names of two workers that send heartbeats."""
 
-    model_config = ConfigDict(extra="forbid")
     first: Name
     second: Name
 

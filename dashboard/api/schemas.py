@@ -8,6 +8,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from ninja import Schema
 from pydantic import ConfigDict, Field
 
+from dashboard.api.bodies import Body
 from dashboard.api.thin_schemas import ThinnedOut
 from dashboard.fleet.run_on import MAX_RUN_ON
 from dashboard.runs.models import State
@@ -89,13 +90,13 @@ FIRST_RUN: Any = {
 """An example of a request body that any yard can run."""
 
 
-class SubmitIn(Schema):
+class SubmitIn(Body):
     """A run to queue, over `hosts` hosts (0: as few as it takes; 1: on one).
 
     `anyway` overrules only the memory prediction. A run that joins a `study` has `run_on` and `priority` from that.
     """
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": FIRST_RUN})
+    model_config = ConfigDict(json_schema_extra={"example": FIRST_RUN})
     spec: Annotated[RunSpec, Field(description="what is trained and how: the tab Spec of any run shows one")]
     name: Annotated[str, Field(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] = ""
     tags: Tags = []
@@ -110,10 +111,10 @@ class SubmitIn(Schema):
     ] = None
 
 
-class RunEdit(Schema):
+class RunEdit(Body):
     """What is left out stays."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"tags": ["kept"]}})
+    model_config = ConfigDict(json_schema_extra={"example": {"tags": ["kept"]}})
     name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] | None = None
     tags: Tags | None = None
     notes: Notes | None = None
@@ -121,7 +122,7 @@ class RunEdit(Schema):
     priority: PriorityName | None = Field(None, description="in the same way")
 
 
-class GenerateIn(Schema):
+class GenerateIn(Body):
     """Text to generate from the run's checkpoint of `step` (null: the newest) on `pp` stages of `tp` devices; `dp`
     replicas of them share the `samples`. Step 0 of a run that begins from weights is these weights.
 
@@ -129,7 +130,7 @@ class GenerateIn(Schema):
     is sent, never both.
     """
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"prompt": "import ", "new": 64}})
+    model_config = ConfigDict(json_schema_extra={"example": {"prompt": "import ", "new": 64}})
     step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] | None = None
     prompt: Annotated[str, Field(max_length=MAX_PROMPT, pattern=r"^[^\x00]*$")] = ""
     ids: Annotated[list[Token], Field(max_length=MAX_PROMPT)] = []

@@ -9,6 +9,7 @@ from ninja import Schema
 from pydantic import ConfigDict, Field
 
 from dashboard.api import schemas as s
+from dashboard.api.bodies import Body
 from dashboard.runs.services import MAX_RETRIES
 from dashboard.studies.services import MAX_REPEATS
 from dashboard.studies.variants import MAX_RUNS, MOST_CALLED
@@ -61,11 +62,10 @@ class MemberIn(Schema):
     spec: RunSpec
 
 
-class StudyIn(Schema):
+class StudyIn(Body):
     """Runs to compare, in this order, each with nothing beside it unless `side_by_side`; the first is the baseline."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "example": {
                 "name": "two batches",
@@ -90,10 +90,10 @@ class StudyIn(Schema):
     ] = False
 
 
-class StudyEdit(Schema):
+class StudyEdit(Body):
     """What is left out stays."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"name": "two batches, again"}})
+    model_config = ConfigDict(json_schema_extra={"example": {"name": "two batches, again"}})
     name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] | None = None
     notes: s.Notes | None = None
     run_on: s.RunOn | None = Field(None, description="of all its queued runs, and of those that join it later")
@@ -105,8 +105,7 @@ class CancelOut(Schema):
     left: list[s.RunOut] = Field(description="those of others, which go on")
 
 
-class AgainIn(Schema):
-    model_config = ConfigDict(extra="forbid")
+class AgainIn(Body):
     which: Literal["repeatable", "cancelled"] = Field(
         default="repeatable", description="repeatable: those that were disturbed or cut off"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from ninja import Field, Schema
-from pydantic import ConfigDict
 
+from dashboard.api.bodies import Body
 from dashboard.runs.thinned import Thinned
 
 
@@ -28,8 +28,7 @@ class ThinnedOut(Schema):
         return cls(at=one.at, by=who, dropped=one.dropped, kept=one.keep, profiles=one.profiles)
 
 
-class ThinIn(Schema):
+class ThinIn(Body):
     """`profiles`: also drop the files of torch.profiler and memory snapshots."""
 
-    model_config = ConfigDict(extra="forbid")
     profiles: bool = False

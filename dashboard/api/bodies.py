@@ -1,0 +1,14 @@
+"""What all bodies of the API's requests have in common."""
+
+from __future__ import annotations
+
+from ninja import Schema
+from pydantic import ConfigDict
+
+from parallel_core.truth_values import NumbersAreNumbers
+
+
+class Body(NumbersAreNumbers, Schema):
+    """The body of a request: it has no fields but those of its class."""
+
+    model_config = ConfigDict(extra="forbid")
