@@ -12,12 +12,13 @@ from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.http.multipartparser import MultiPartParserError
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
+from ninja.parser import Parser
 
 from dashboard.api import corpora, fleet, links, measured, runs, studies, traces
 from dashboard.api.auth import READ
 from dashboard.errors import json_error, server_error
 from dashboard.runs.services import Invalid
-from parallel_core import rules
+from parallel_core import json_text, rules
 from parallel_core.spec import describe
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,12 @@ OF_NINJA = {
 MOST_FIELDS = 50
 """The most field errors that one response lists."""
 
+
+class _Parser(Parser):
+    def parse_body(self, request: HttpRequest) -> Any:
+        return json_text.read(request.body)
+
+
 # No docs page: its scripts are inline, which our content security policy forbids.
 api = NinjaAPI(
     title="Trainyard",
@@ -38,6 +45,7 @@ api = NinjaAPI(
     docs_url=None,
     openapi_url=None,  # below, as ninja's own is open to anybody and made anew for each request
     urls_namespace="api:v1",
+    parser=_Parser(),
 )
 api.add_router("/runs", runs.router)
 api.add_router("/runs", measured.router)
@@ -125,6 +133,8 @@ def unreadable(request: HttpRequest, error: Exception) -> HttpResponse:
 
 @api.exception_handler(HttpError)
 def refused(request: HttpRequest, error: HttpError) -> HttpResponse:
+    if isinstance(error.__cause__, json_text.NamedTwice):
+        return json_error(400, f"The body cannot be read: {error.__cause__}.")
     return json_error(error.status_code, OF_NINJA.get(str(error), str(error)))
 
 

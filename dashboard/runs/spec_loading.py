@@ -17,6 +17,7 @@ from dashboard.runs import break_it, spec_fields
 from dashboard.runs.entry import html_name
 from dashboard.runs.forms import uploaded_text
 from dashboard.runs.services import Invalid
+from parallel_core import json_text
 from parallel_core.analysis.quantities import count_text
 from parallel_core.faults import KINDS
 from parallel_core.spec import RunSpec
@@ -73,9 +74,11 @@ def parsed(text: str) -> dict[str, Any]:
             f"A spec has at most {count_text(MAX_SPEC)} characters; this text has {count_text(len(text))}."
         )
     try:
-        found = json.loads(text)
+        found = json_text.read(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"This is no JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
+    except json_text.NamedTwice as error:
+        raise ValueError(f"This is no spec: {error}.") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; thousands of brackets
         raise ValueError("This is no spec: a number is too long, or it is nested too deeply.") from error
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
+from parallel_core import json_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest
 from parallel_core.checkpoint.verify import verified
@@ -66,7 +66,7 @@ def _put_corpus(given: Any, corpus: str) -> None:
 def _json(path: Path) -> Any:
     """Parses a JSON file, or the standard input for `-`. Raises CommandError."""
     try:
-        return json.loads(sys.stdin.read() if str(path) == "-" else path.read_text())
+        return json_text.read(sys.stdin.read() if str(path) == "-" else path.read_text())
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:

@@ -29,6 +29,7 @@ JSON = "application/json"
         ("runs", '{"spec": {"parallel": {"cuts": [true]}}}', 422, "parallel.cuts.0", "A number is needed; got True."),
         ("runs", '{"spec": {"train": {"lr": 1e999}}}', 422, "train.lr", "A number is needed"),
         ("runs", '{"spec": {"train": {"lr": NaN}}}', 422, "train.lr", "A number is needed"),
+        ("runs", '{"spec": {"train": {"lr": 1, "lr": 2}}}', 400, "", "The body cannot be read: 'lr' stands twice in"),
         ("studies", '{"name": "a", "runs": [], "repeats": true}', 422, "repeats", "A number is needed; got True."),
         ("runs/1/generate", '{"samples": true}', 422, "samples", "A number is needed; got True."),
         ("runs/1/generate", '{"ids": [7, true]}', 422, "ids.1", "A number is needed; got True."),

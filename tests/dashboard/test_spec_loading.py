@@ -91,6 +91,7 @@ def test_a_section_that_is_none_is_said_and_left_out(yard: Client, section: Any)
         ("", "Choose a file, or paste a spec."),
         ("{'model': 1}", "This is no JSON: Expecting property name enclosed in double quotes at line 1, column 2."),
         ("[1]", "A spec is an object"),
+        ('{"train": {"lr": 1, "lr": 2}}', "This is no spec: 'lr' stands twice in one object."),
         ('{"train": {"lr": ' + "1" * 5000 + "}}", "a number is too long"),
         ("[" * 100_000, "nested too deeply"),
         ('{"train": {"lr": "\\ud800"}}', "half of a surrogate pair"),

@@ -102,6 +102,7 @@ def test_options_of_plan_that_would_change_nothing_are_refused(
         ('{"inject": 5}', "--inject straggler", "inject: A list is needed; got 5."),
         ("{}", "--inject nosuch", "--inject: there is no fault 'nosuch'; there are straggler, "),
         ("{", "", "s.json is no spec: "),
+        ('{"train": {"lr": 1, "lr": 2}}', "", "s.json is no spec: 'lr' stands twice in one object"),
     ],
 )
 def test_what_is_wrong_is_named_the_file_its_content_or_the_option(
