@@ -5,7 +5,9 @@ from __future__ import annotations
 from django.contrib.auth import get_user_model
 
 from dashboard.runs.services import Invalid
+from dashboard.studies import joining
 from dashboard.studies.kinds import KINDS, UNOFFERED
+from dashboard.studies.models import Study
 from parallel_core.analysis.quantities import listed_text
 
 
@@ -13,6 +15,14 @@ def require_owner(name: str) -> None:
     """Raises Invalid at `owner` if there is no such user; '' stands for all of them."""
     if name and not get_user_model().objects.filter(username=name).exists():
         raise Invalid({"owner": "There is no user of this name."})
+
+
+def require_study(pk: int | None) -> Study | None:
+    """Returns the study; None where none is named. Raises Invalid at `study` if there is no such study."""
+    found = None if pk is None else Study.objects.filter(pk=pk).first()
+    if pk is not None and found is None:
+        raise Invalid({joining.FIELD: f"There is no study {pk}."})
+    return found
 
 
 def require_kind(name: str) -> None:

@@ -13,7 +13,7 @@ from ninja import Path, Query, Router, Status
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.idempotency import Key, made_once
-from dashboard.api.named import require_owner
+from dashboard.api.named import require_owner, require_study
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.api.thin_schemas import ThinIn, ThinnedOut
 from dashboard.api.waiting import MOST_S
@@ -89,10 +89,7 @@ def _submission(payload: s.SubmitIn) -> submission.Submission:
 
 def _study(payload: s.SubmitIn) -> Study | None:
     """Raises Invalid if there is no such study, or another place in the queue is asked for than that of its runs."""
-    pk = payload.study
-    found = None if pk is None else Study.objects.filter(pk=pk).first()
-    if pk is not None and found is None:
-        raise services.Invalid({joining.FIELD: f"There is no study {pk}."})
+    found = require_study(payload.study)
     if found is not None:
         given = {"run_on": (payload.run_on, found.run_on), "priority": (payload.priority, found.priority_name)}
         sent = payload.model_fields_set
@@ -123,6 +120,7 @@ def list_runs(
     if wrong := field_terms.parse(q.strip()).wrong:
         raise services.Invalid({"q": " ".join(wrong)})
     require_owner(owner)
+    require_study(study)
     filters = selectors.Filters(
         q=q.strip(),
         states=tuple(state),

@@ -26,7 +26,7 @@ from dashboard.json_values import finite
 from dashboard.live.changes import priced
 from dashboard.numbers import numbers
 from dashboard.runs import field_terms
-from dashboard.runs.listing import Listing, options
+from dashboard.runs.listing import Listing, options, wrong_study
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.runs.priority import Priority
 from dashboard.runs.selectors import list_runs
@@ -134,8 +134,9 @@ def export_json(request: HttpRequest) -> HttpResponse:
 
 
 def _refusal(request: HttpRequest) -> HttpResponse | None:
-    """The answer to a search with a term that means nothing: a file cannot say that it was left out."""
-    wrong = field_terms.parse(Listing.parse(request.GET).filters.q).wrong
+    """The answer to a search with a term that means nothing, or by a study that there is not: a file cannot say that
+    it was left out."""
+    wrong = field_terms.parse(Listing.parse(request.GET).filters.q).wrong + wrong_study(request.GET)
     return HttpResponseBadRequest("\n".join(wrong), content_type="text/plain; charset=utf-8") if wrong else None
 
 

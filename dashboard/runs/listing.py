@@ -19,6 +19,7 @@ from dashboard.once import once
 from dashboard.runs import field_terms
 from dashboard.runs.models import Run, State
 from dashboard.runs.selectors import SORTS, Filters, list_runs
+from dashboard.studies.models import Study
 from parallel_core.analysis.quantities import listed_text
 
 PER_PAGE = 50
@@ -73,6 +74,7 @@ class Listing:
         states = dict.fromkeys(clean_text(state) for state in query.getlist("state") if clean_text(state))
         asked = query.get("sort") or "-id"
         sort = asked if asked.lstrip("-") in SORTS and asked.count("-") < 2 else "-id"
+        no_study = wrong_study(query)
         written = {name: clean_text(query.get(name, "")) for name in DATES}
         dates = {name: moment(text) for name, text in written.items()}
         filters = Filters(
@@ -81,13 +83,13 @@ class Listing:
             owner=clean_text(query.get("owner", "")),
             strategy=clean_text(query.get("strategy", "")),
             tag=clean_text(query.get("tag", "")),
-            study=number(query.get("study")),
+            study=None if no_study else number(query.get("study")),
             sort=sort,
             **dates,
         )
         wrong = [(f"state={state}", "a state", State.values) for state in states if state not in State.values]
         wrong += [(f"sort={clean_text(asked)}", "an order", list(SORTS))] * (asked != sort)
-        said = [_left_out(*one) for one in wrong] + field_terms.parse(filters.q).wrong
+        said = [_left_out(*one) for one in wrong] + field_terms.parse(filters.q).wrong + no_study
         undated = {name: text for name, text in written.items() if text and dates[name] is None}
         said += [f"{name}={text} was left out; write a date, such as {EXAMPLE}." for name, text in undated.items()]
         return cls(filters, number(query.get("page")) or 1, tuple(said))
@@ -157,6 +159,14 @@ class Listing:
         found = rows.in_bulk(listed)
         page.object_list = [found[pk] for pk in listed if pk in found]
         return page
+
+
+def wrong_study(query: QueryDict) -> list[str]:
+    """A sentence on a study in the query that there is not; [] where there is, or none is named."""
+    written = clean_text(query.get("study", ""))
+    if not written or ((pk := number(written)) is not None and Study.objects.filter(pk=pk).exists()):
+        return []
+    return [f"study={written} was left out; there is no study of this number."]
 
 
 def _left_out(asked: str, kind: str, known: Sequence[str]) -> str:

@@ -86,13 +86,18 @@ def test_what_is_no_study_is_refused_by_field(ask: Any, worker: Worker, changed:
     assert not Study.objects.exists() and not Run.objects.exists()
 
 
-@pytest.mark.parametrize("filtered", ["runs?owner=alcie", "studies?owner=alcie", "studies?kind=matrx"])
+@pytest.mark.parametrize(
+    "filtered", ["runs?owner=alcie", "studies?owner=alcie", "studies?kind=matrx", "runs?study=999"]
+)
 def test_a_filter_by_a_name_that_nobody_has_is_refused(ask: Any, alice: Any, filtered: str) -> None:
     """An empty list would say that there are none of that name."""
     field = filtered.partition("?")[2].partition("=")[0]
     status, answer = ask("GET", filtered)
     assert (status, list(answer["error"]["fields"])) == (422, [field])
-    right = {"owner": alice.username, "kind": "postmortem"}[field]
+    if field == "study":
+        right = str(Study.objects.create(name="empty", owner=alice).pk)
+    else:
+        right = {"owner": alice.username, "kind": "postmortem"}[field]
     status, answer = ask("GET", f"{filtered.partition('=')[0]}={right}")
     assert (status, answer["data"]) == (200, [])
 

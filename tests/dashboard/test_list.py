@@ -146,6 +146,18 @@ def test_what_the_address_cannot_mean_is_said_with_what_would_be_right(reader: C
     assert "data-ignored" not in reader.get("/runs/?state=queued&sort=-loss&q=").content.decode()
 
 
+@pytest.mark.parametrize("study", ["999", "x"])
+def test_a_study_that_there_is_not_is_said(reader: Client, alice: Any, study: str) -> None:
+    """The list was empty, as if the study had no runs; a file cannot say it, so it is refused."""
+    make(alice, "one")
+    page = reader.get(f"/runs/?study={study}")
+    assert page.context["listing"].ignored == (f"study={study} was left out; there is no study of this number.",)
+    assert names(reader, f"?study={study}") == ["one"]
+    for name in ("export.csv", "export.json"):
+        refused = reader.get(f"/runs/{name}?study={study}")
+        assert refused.status_code == 400 and "there is no study" in refused.content.decode()
+
+
 def test_links_keep_the_state_of_the_list(reader: Client, alice: Any) -> None:
     for i in range(60):
         make(alice, f"run {i}", state="failed")
