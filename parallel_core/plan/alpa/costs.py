@@ -12,6 +12,8 @@ The shardings are those that the engine can run:
 Between a layer whose samples or rows are divided over all devices and one whose samples are divided over dp only there
 is an all-gather over tp, in the forward or in the backward. Where tp divides the samples, the rows of a rank are its
 samples, so nothing moves between `data` and `sequence`.
+
+Bytes are those of the spec's optimizer. The time of its update is left out.
 """
 
 from __future__ import annotations

@@ -49,7 +49,11 @@ STATES: dict[int, State] = {
     18: State(2, 4, 12, 4, "as 16, with gradients summed in fp32 (Megatron-LM; Korthikanti et al. 2022, Figure 1)"),
     20: State(2, 6, 12, 2, "as 16, with a copy of the gradients in fp32 for the step (Megatron-LM of 2021, fp16)"),
 }
-"""Bytes a parameter -> how they are divided. With precision fp32 each of them is replaced by 4 + 4 + 8 = 16."""
+"""Bytes a parameter -> how they are divided. With precision fp32 each of them is replaced by 4 + 4 + 8 = 16.
+
+All are those of Adam, the only optimizer of these plans, in memory as in the time of the update: they are of a model
+and a cluster, not of a RunSpec. Plans of a RunSpec have the bytes of its own optimizer, SGD included (`plan.peak`,
+`plan.alpa.costs`)."""
 _FP32 = State(4, 4, 8, 4, "all in fp32")
 
 
