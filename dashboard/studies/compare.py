@@ -192,7 +192,7 @@ class Reached:
 
 class Reaches(NamedTuple):
     """The lowest loss that every run reaches, as text, when each did, and how it is measured; '' and [] if there is
-    none, and `why_not` if that is because a run is short."""
+    none, and `why_not` if that is because a run is short or its loss was never finite."""
 
     target: str = ""
     lines: Sequence[Reached] = ()
@@ -211,12 +211,12 @@ def time_to_loss(view: Overview) -> Reaches:
     short = [row.entry.label for row, _ in found if len(view.losses.of(row.run)) < race.over]
     if len(found) > 1 and short:
         return Reaches(why_not=_too_short(short, over))
-    if race.goal is None or len(found) < 2:
+    if len(found) < 2:
         return Reaches()
     lines = []
     for row, reach in found:
-        if reach.step is None or reach.seconds is None:
-            return Reaches()
+        if race.goal is None or reach.step is None or reach.seconds is None:
+            return Reaches(why_not=_not_finite([row.entry.label for row, one in found if one.step is None], over))
         steps = view.losses.of(row.run)["step"]
         at_once = int(steps[0]) > 0 and reach.step == int(steps[race.over - 1])
         took = BELOW if at_once else seconds_text(reach.seconds)
@@ -224,12 +224,21 @@ def time_to_loss(view: Overview) -> Reaches:
         seen = "not known" if samples is None else count_text(samples)
         lines.append(Reached(row.entry.label, str(reach.step), seen, took, reach.others))
     how = f"Losses are averaged over {over} steps{left_out(row.run for row in view.rows)}. {TIMES}"
-    return Reaches(significant(race.goal, 5), lines, how)
+    return Reaches(significant(race.goal or 0.0, 5), lines, how)
 
 
 def _too_short(labels: Sequence[str], over: int) -> str:
     """Why there is no time to a loss while these runs have fewer losses than are averaged: over fewer, chance
     decides."""
+    said = f"There is none: losses are averaged over {over} steps, as one batch may be low by chance, and"
+    return f"{said} {_have(labels)} fewer."
+
+
+def _not_finite(labels: Sequence[str], over: int) -> str:
+    """Why there is no loss that all reach where the loss of these runs was never finite for so many steps."""
+    return f"There is none that all of these runs reach: {_have(labels)} no finite loss over {over} steps."
+
+
+def _have(labels: Sequence[str]) -> str:
     rest = f" ({SHOWN} of {len(labels)})" if len(labels) > SHOWN else ""
-    have = f"{listed_text(labels[:SHOWN])}{rest} {'has' if len(labels) == 1 else 'have'} fewer"
-    return f"There is none: losses are averaged over {over} steps, as one batch may be low by chance, and {have}."
+    return f"{listed_text(labels[:SHOWN])}{rest} {'has' if len(labels) == 1 else 'have'}"

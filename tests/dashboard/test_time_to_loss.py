@@ -70,6 +70,20 @@ def test_why_a_run_of_few_losses_has_no_time_to_one(reader: Client, alice: Any) 
     assert len(compare.time_to_loss(selectors.overview([a, enough])).lines) == 2
 
 
+def test_a_run_that_reaches_no_loss_is_said(reader: Client, alice: Any) -> None:
+    """Its loss was never finite, so there is none that both reach; no word of it stood on the page."""
+    a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
+    for run, who in ((b, "DP has"), (a, "DP and Single have")):
+        for chunk in SeriesChunk.objects.filter(attempt__run=run, name="loss"):
+            points = np.frombuffer(bytes(chunk.data), POINT).copy()
+            points["value"] = np.nan
+            chunk.data = points.tobytes()
+            chunk.save()
+        page = reader.get(f"/compare/?runs={a.pk},{b.pk}")
+        said = f"There is none that all of these runs reach: {who} no finite loss over 5 steps."
+        assert page.context["reached"] == compare.Reaches(why_not=said) and said in page.content.decode()
+
+
 def test_the_night_between_two_attempts_is_no_time_to_a_loss(reader: Client, alice: Any) -> None:
     """The second attempt goes on from step 20, and the first had trained more."""
     a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
