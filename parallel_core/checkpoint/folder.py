@@ -107,10 +107,16 @@ def put_back(folder: Path) -> None:
 
 def claim(folder: Path, attempt: int) -> None:
     """Makes `attempt` the one that may publish here; from then on `require_latest` refuses the earlier ones, which may
-    still train on a host that cannot be told to stop. Raises CheckpointError if a later one has begun, OSError."""
+    still train on a host that cannot be told to stop. Raises CheckpointError if a later one has begun, OSError.
+
+    What they are saving goes: one that was not refused yet, but has not published either, finds nothing to publish.
+    """
     require_latest(folder, attempt)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / _LATEST, str(attempt), sync=True)
+    for path in folder.glob(f"{_SAVING}*"):
+        if not path.name.startswith(f"{_SAVING}{attempt}-"):
+            drop(path)
 
 
 def require_latest(folder: Path, attempt: int) -> None:
@@ -182,8 +188,20 @@ def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[in
     loss; returns the steps kept.
 
     Every file was flushed by its writer. A kill at any moment leaves the old checkpoints, or the old ones and the new
-    one. A checkpoint of the same step stays whole under another name until it is replaced (see `put_back`).
+    one. A checkpoint of the same step stays whole under another name until it is replaced (see `put_back`). Raises
+    CheckpointError where a later attempt has claimed the folder, and so dropped `where`, meanwhile.
     """
+    try:
+        _put(where, folder, manifest)
+    except FileNotFoundError:
+        require_latest(folder, manifest.attempt)
+        raise
+    return _rotate(folder, manifest, keep)
+
+
+def _put(where: Path, folder: Path, manifest: Manifest) -> None:
+    """Renames `where` to the checkpoint of its step, with its manifest. Where it is gone, that of the same step
+    stays."""
     for part in where.glob("rank-*.json"):
         part.unlink()
     write_text(where / FILE, manifest.text(), sync=True)
@@ -193,10 +211,14 @@ def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[in
     shutil.rmtree(aside, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         target.rename(aside)
-    where.rename(target)
+    try:
+        where.rename(target)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):  # there was none, or it is back already
+            aside.rename(target)
+        raise
     flush(folder)
     shutil.rmtree(aside, ignore_errors=True)
-    return _rotate(folder, manifest, keep)
 
 
 def add_held_out(folder: Path, step: int, held_out: float, keep: int) -> list[int]:

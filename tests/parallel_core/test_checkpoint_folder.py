@@ -239,6 +239,26 @@ def test_an_attempt_that_a_later_one_has_superseded_publishes_and_drops_nothing(
     assert folders.steps(folder) == [6, 7]
 
 
+@pytest.mark.parametrize("late", ["merge", "flush"])
+def test_between_its_last_look_and_the_rename_an_attempt_is_superseded_too(
+    late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It published then, and dropped what the later one was about to read: before its manifest is written, or after."""
+    folder, usual = tmp_path / "run", getattr(folders, late)
+    save(alone(), folder, 5, 6, attempt=1)
+
+    def claimed(*arguments: Any, **about: Any) -> Any:
+        found = usual(*arguments, **about)
+        monkeypatch.setattr(folders, late, usual)
+        folders.claim(folder, 2)
+        return found
+
+    monkeypatch.setattr(folders, late, claimed)
+    with pytest.raises(CheckpointError, match="its later attempt 2"):
+        save(alone(spec_of({}, {"keep": 1})), folder, 6, attempt=1)
+    assert sorted(path.name for path in folder.iterdir()) == [".attempt", "step-00000005", "step-00000006"]
+
+
 def test_what_a_superseded_attempt_was_about_to_publish_stays_unpublished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
