@@ -8,8 +8,8 @@ from typing import Any
 from dashboard.runs import selectors
 from dashboard.runs.fleet_checks import FleetCheck
 from dashboard.runs.models import Run
-from dashboard.runs.panel import SHOWN_STAGES, Panel, row_of
-from parallel_core.analysis.quantities import bytes_text, percent_text, signed_percent_text
+from dashboard.runs.panel import SHOWN_STAGES, Panel, limit_text, row_of
+from parallel_core.analysis.quantities import bytes_beside, bytes_text, percent_text, signed_percent_text
 from parallel_core.plan.generation import by_place, worst_place
 from parallel_core.plan.peak import RankMemory
 from parallel_core.plan.room import Room
@@ -29,13 +29,14 @@ def panel(spec: RunSpec, request: Mapping[str, Any], check: FleetCheck) -> Panel
         fits=worst.total <= limit if limit else None,
         rows=[row_of(spec, stage, full, limit, NAMES) for stage in stages[:SHOWN_STAGES]],
         hidden=max(0, len(stages) - SHOWN_STAGES),
-        limit=bytes_text(limit) if limit else "",
+        limit=limit_text(limit, stages),
     )
 
 
 def _sentence(worst: RankMemory, room: Room | None) -> str:
     category, share = worst.largest()
-    most = f"Needs {bytes_text(worst.total)} on rank {worst.rank}; {NAMES[category]} are {percent_text(share)}"
+    needs = bytes_beside(worst.total, room.usable if room else 0)
+    most = f"Needs {needs} on rank {worst.rank}; {NAMES[category]} are {percent_text(share)}"
     if room is None:
         return f"{most}. The device's memory is not known."
     if worst.total <= room.usable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dashboard.fleet.words import WORDS, apart_text
@@ -13,6 +13,7 @@ from dashboard.runs.layout_picture import Picture, picture
 from dashboard.runs.submission import Assessment
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import (
+    bytes_beside,
     bytes_text,
     count_text,
     listed_text,
@@ -102,7 +103,7 @@ class Panel:
             untimed=found.predicted.untimed,
             unprofiled=found.predicted.unprofiled,
             record=found.record if found.predicted.seconds else "",
-            limit=bytes_text(found.limit) if found.limit else "",
+            limit=limit_text(found.limit, found.stages),
             layout=picture(found.spec, 0, hosts=Hosts(found.hosts)) if found.spec.parallel.world > 1 else None,
         )
 
@@ -178,4 +179,9 @@ def row_of(spec: RunSpec, stage: RankMemory, full: int, limit: int, names: Mappi
     ]
     ranks = f"Rank {first}" if count == 1 else f"Ranks {first}–{first + count - 1}"
     share = percent_text(stage.total / limit) if limit else ""
-    return Row(ranks, bytes_text(stage.total), parts, bool(limit) and stage.total > limit, share)
+    return Row(ranks, bytes_beside(stage.total, limit), parts, bool(limit) and stage.total > limit, share)
+
+
+def limit_text(limit: int, stages: Sequence[RankMemory]) -> str:
+    """What a rank may fill, told apart from what the fullest one needs; '' if it is not known (0)."""
+    return bytes_beside(limit, max((stage.total for stage in stages), default=0), 3) if limit else ""

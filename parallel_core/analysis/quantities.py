@@ -33,6 +33,12 @@ def bytes_text(count: float, digits: int = 2) -> str:
     return f"{value:.0f} {_BINARY[power]}" if whole else f"{significant(value, digits)} {_BINARY[power]}"
 
 
+def bytes_beside(count: float, other: float, digits: int = 2) -> str:
+    """Bytes next to others of nearly as many: in as many digits, from `digits` to 5, as both differ in."""
+    differ = (most for most in range(digits, 6) if bytes_text(count, most) != bytes_text(other, most))
+    return bytes_text(count, next(differ, digits))
+
+
 def seconds_text(seconds: float) -> str:
     """A duration: below a minute to three digits (`48.2 ms`), above as `3 min 20 s` or `2 h 5 min`."""
     if seconds >= 3600:

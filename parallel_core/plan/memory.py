@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from parallel_core.analysis.names import CATEGORY_NAMES
-from parallel_core.analysis.quantities import bytes_text, percent_text
+from parallel_core.analysis.quantities import bytes_beside, bytes_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.plan.alike import of_memory
@@ -82,7 +82,7 @@ def verdict(spec: RunSpec, device: Room | None, devices: int | None = None) -> F
     if not counted(spec):
         return Feasibility(None, 0, 0, NOT_COUNTED)
     worst = fullest(spec)
-    needs = f"Needs {bytes_text(worst.total)} on rank {worst.rank}"
+    needs = f"Needs {bytes_beside(worst.total, room.usable if room else 0)} on rank {worst.rank}"
     category, share = worst.largest()
     most = f"{CATEGORY_NAMES[category]} {'is' if category == 'optimizer' else 'are'} {percent_text(share)}"
     if room is None:

@@ -32,13 +32,13 @@ class Room:
 
     @property
     def text(self) -> str:
-        """`4 GiB less 300 MiB for the framework`, or the cap."""
-        return f"{bytes_text(self.whole)}{self._less}"
+        """`11.7 GiB less 300 MiB for the framework`, or the cap: in three digits, as what is left shall be seen."""
+        return f"{bytes_text(self.whole, 3)}{self._less}"
 
     @property
     def each(self) -> str:
         """`4 GiB a device less 300 MiB for the framework`."""
-        return f"{bytes_text(self.whole)} a device{self._less}"
+        return f"{bytes_text(self.whole, 3)} a device{self._less}"
 
     @property
     def _less(self) -> str:

@@ -18,6 +18,7 @@ from dashboard.runs.forms import RunForm
 from dashboard.runs.models import Run
 from dashboard.runs.panel import Panel
 from dashboard.runs.presets import PRESETS, Preset
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.outline import KINDS
 from parallel_core.outline.recompute import RECOMPUTE_LABELS
 from parallel_core.plan.memory import NOT_COUNTED, worst_stage
@@ -317,3 +318,16 @@ def test_a_device_that_tensors_alone_would_fill_is_refused() -> None:
         found = submission.assess(RunSpec().model_dump(mode="json"))
         assert found.limit == need - short and bool(found.memory_error) == bool(short)
         assert found.feasibility and said in found.feasibility.sentence
+
+
+def test_a_prediction_and_the_limit_that_refuses_it_do_not_read_alike() -> None:
+    """Both in two digits, one that needs slightly more than there is would be refused at what looks like the limit."""
+    need = worst_stage(RunSpec()).total
+    host = factory.worker()
+    host.devices = [{**one, "memory_total": FRAMEWORK["cpu"] + need - (64 << 10)} for one in host.devices]
+    host.save()
+    found = submission.assess(RunSpec().model_dump(mode="json"))
+    panel = Panel.of(found)
+    [needs] = [row.total for row in panel.rows]
+    assert bytes_text(need) == bytes_text(found.limit) and needs != panel.limit
+    assert panel.memory.startswith(f"Needs {needs} on rank 0, ") and panel.fits is False

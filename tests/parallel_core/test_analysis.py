@@ -16,6 +16,7 @@ from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.parity import parity
 from parallel_core.analysis.quantities import (
+    bytes_beside,
     bytes_text,
     difference_text,
     figure_text,
@@ -286,6 +287,10 @@ def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Res
         (bytes_text(1023), "1023 B"),
         (bytes_text(9.2 * 1024**3), "9.2 GiB"),
         (bytes_text(31 * MIB), "31 MiB"),
+        (bytes_beside(31.24 * MIB, 2 * MIB), "31 MiB"),
+        (bytes_beside(31.24 * MIB, 31.44 * MIB), "31.2 MiB"),
+        (bytes_beside(31.244 * MIB, 31.236 * MIB), "31.244 MiB"),
+        (bytes_beside(31.24 * MIB, 31.24 * MIB, 3), "31.2 MiB"),
         (seconds_text(0.0482), "48.2 ms"),
         (seconds_text(200), "3 min 20 s"),
         (seconds_text(-0.0042), "\N{MINUS SIGN}4.2 ms"),
