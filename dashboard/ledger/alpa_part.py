@@ -118,9 +118,9 @@ def _row(found: Found) -> Row:
         found.name,
         ", ".join(map(str, found.cuts)) or "none",
         _shape(found),
-        seconds_text(found.seconds),
-        seconds_text(found.simulated) if found.simulated else "",
-        bytes_text(found.memory or 0),
+        seconds_text(found.seconds, zeros=True),
+        seconds_text(found.simulated, zeros=True) if found.simulated else "",
+        bytes_text(found.memory or 0, zeros=True),
         found.why_not,
         run_address(found.spec) if found.spec else "",
     )

@@ -184,9 +184,9 @@ class FleetPage:
         slower = split.seconds / self.found.able[0].seconds - 1
         return Row(
             split.name,
-            seconds_text(split.seconds),
+            seconds_text(split.seconds, zeros=True),
             slower_text(slower),
-            bytes_text(split.memory),
+            bytes_text(split.memory, zeros=True),
             split.best,
             run_address(split.spec),
             listed_text(list(split.hosts)),

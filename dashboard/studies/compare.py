@@ -219,7 +219,7 @@ def time_to_loss(view: Overview) -> Reaches:
             return Reaches(why_not=_not_finite([row.entry.label for row, one in found if one.step is None], over))
         steps = view.losses.of(row.run)["step"]
         at_once = int(steps[0]) > 0 and reach.step == int(steps[race.over - 1])
-        took = BELOW if at_once else seconds_text(reach.seconds)
+        took = BELOW if at_once else seconds_text(reach.seconds, zeros=True)
         samples = samples_after(row.run, reach.step + 1)
         seen = "not known" if samples is None else count_text(samples)
         lines.append(Reached(row.entry.label, str(reach.step), seen, took, reach.others))

@@ -13,24 +13,25 @@ _RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """`value` rounded to `digits` significant digits, without exponent or needless zeros: 0.0123, 4.5, 1230."""
+def significant(value: float, digits: int = 3, zeros: bool = False) -> str:
+    """`value` rounded to `digits` significant digits, without exponent or needless zeros: 0.0123, 4.5, 1230. With
+    `zeros`, for a column of a table, where 17 below 16.5 would look less exact: 17.0."""
     if not math.isfinite(value):
         return "not finite"
     if value == 0:
         return "0"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    text = f"{round(value, places):.{max(places, 0)}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    rounded = round(value, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{rounded:.{max(digits - 1 - math.floor(math.log10(abs(rounded))), 0)}f}"
+    return text if zeros or "." not in text else text.rstrip("0").rstrip(".")
 
 
-def bytes_text(count: float, digits: int = 2) -> str:
+def bytes_text(count: float, digits: int = 2, zeros: bool = False) -> str:
     """Bytes in the largest binary unit of which there is at least one: `9.2 GiB`, `31 MiB`; more `digits` where a small
-    difference is to be seen: `11.69 MiB`."""
+    difference is to be seen: `11.69 MiB`; `zeros` as in `significant`."""
     power = min(int(math.log2(abs(count)) // 10), len(_BINARY) - 1) if abs(count) >= 1 else 0
     value = count / 1024**power
     whole = abs(value) >= 10 ** (digits - 1)
-    return f"{value:.0f} {_BINARY[power]}" if whole else f"{significant(value, digits)} {_BINARY[power]}"
+    return f"{value:.0f} {_BINARY[power]}" if whole else f"{significant(value, digits, zeros)} {_BINARY[power]}"
 
 
 def bytes_beside(count: float, other: float, digits: int = 2) -> str:
@@ -39,14 +40,15 @@ def bytes_beside(count: float, other: float, digits: int = 2) -> str:
     return bytes_text(count, next(differ, digits))
 
 
-def seconds_text(seconds: float) -> str:
-    """A duration: below a minute to three digits (`48.2 ms`), above as `3 min 20 s` or `2 h 5 min`."""
+def seconds_text(seconds: float, zeros: bool = False) -> str:
+    """A duration: below a minute to three digits (`48.2 ms`), above as `3 min 20 s` or `2 h 5 min`; `zeros` as in
+    `significant`."""
     if seconds >= 3600:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
     if seconds >= 60:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     scale, unit = next(((s, u) for s, u in _TIMES if abs(seconds) >= s), _TIMES[-1])
-    return minus_text(f"{significant(seconds / scale)} {unit}")
+    return minus_text(f"{significant(seconds / scale, zeros=zeros)} {unit}")
 
 
 def ns_text(nanoseconds: float) -> str:
@@ -130,11 +132,10 @@ def listed_text(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
-def rate_text(rate: float, target: str = "tokens") -> str:
-    """A rate with its unit, to three digits: `18.2 k tokens/s`, `0.4 tokens/s`."""
-    if rate >= 1e6:
-        return f"{significant(rate / 1e6)} M {target}/s"
-    return f"{significant(rate / 1e3)} k {target}/s" if rate >= 1e3 else f"{significant(rate)} {target}/s"
+def rate_text(rate: float, target: str = "tokens", zeros: bool = False) -> str:
+    """A rate with its unit, to three digits: `18.2 k tokens/s`, `0.4 tokens/s`; `zeros` as in `significant`."""
+    scale, unit = (1e6, " M") if rate >= 1e6 else (1e3, " k") if rate >= 1e3 else (1, "")
+    return f"{significant(rate / scale, zeros=zeros)}{unit} {target}/s"
 
 
 def apart_text(parts: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from dashboard.live.changes import COST
 from dashboard.runs import list_views
 from dashboard.runs.listing import options
 from dashboard.runs.models import Run, State
+from tests.dashboard.plain import plain
 from tests.dashboard.streamed_body import received
 
 pytestmark = pytest.mark.django_db
@@ -93,6 +94,16 @@ def test_every_column_sorts_both_ways(reader: Client, alice: Any, column: str) -
         make(alice, f"run {i}", loss=i, step_time=i, memory_peak=i, tokens_per_s=i)
     up, down = names(reader, f"?sort={column}"), names(reader, f"?sort=-{column}")
     assert len(up) == 3 and (up == down[::-1] or column in ("owner", "model"))
+
+
+def test_the_digits_of_a_column_stand_below_each_other(reader: Client, alice: Any) -> None:
+    """17 s below 16.5 s would look less exact."""
+    for i, seconds in enumerate((16.5, 17.0)):
+        make(alice, f"run {i}", step_time=seconds, loss=4 + i / 10, memory_peak=(5 + i / 10) * 2**20, tokens_per_s=2e3)
+    rows = plain(reader.get("/runs/?sort=name").content.decode())
+    assert "16.5 s" in rows and "17.0 s" in rows and "17 s" not in rows
+    assert "4.10" in rows and "4.00" in rows and "2.00 k tokens/s" in rows
+    assert "5.1 MiB" in rows and "5.0 MiB" in rows
 
 
 def test_a_disturbed_run_says_so_beside_its_step_time(reader: Client, alice: Any) -> None:

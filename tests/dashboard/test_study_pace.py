@@ -99,6 +99,6 @@ def test_a_run_tells_what_the_work_took_on_each_rank(reader: Client, alice: Any)
     page = html.unescape(plain(reader.get(f"/runs/{run.pk}/?tab=ranks").content.decode()))
     assert "It took rank 1 longest, 1.25x as long as the quickest." in page
     assert "With all 2 devices at work each took 1.03x as long as alone." in page
-    assert "2 ms" in page and "2.5 ms" in page and "Reference work</th>" in page
+    assert "2.00 ms" in page and "2.50 ms" in page and "Reference work</th>" in page
     bare = factory.finished(alice, {"dp": 2})
     assert "Reference work" not in reader.get(f"/runs/{bare.pk}/?tab=ranks").content.decode()

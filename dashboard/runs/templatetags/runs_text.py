@@ -27,15 +27,9 @@ def bytes_text(value: Any) -> str:
 
 
 @register.filter
-def seconds_text(value: Any) -> str:
-    """Seconds in the unit that fits: 48 ms."""
-    return NOTHING if value is None else quantities.seconds_text(value)
-
-
-@register.filter
 def number_text(value: Any) -> str:
-    """Three significant digits."""
-    return NOTHING if value is None else quantities.significant(value)
+    """Three significant digits, for a column."""
+    return NOTHING if value is None else quantities.significant(value, zeros=True)
 
 
 @register.filter
@@ -50,7 +44,7 @@ def throughput(run: Run) -> str:
     if run.tokens_per_s is None:
         return NOTHING
     outline = _outline(run)
-    return quantities.rate_text(run.tokens_per_s, outline.target if outline else target_of(run))
+    return quantities.rate_text(run.tokens_per_s, outline.target if outline else target_of(run), zeros=True)
 
 
 @register.filter

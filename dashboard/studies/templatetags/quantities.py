@@ -1,4 +1,5 @@
-"""Template filters for numbers, written as in all sentences; None (not measured) becomes ''."""
+"""Template filters for numbers, written as in all sentences, and `_column` ones for tables, where zeros at the end keep
+the digits of a column below each other; None (not measured) becomes ''."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ register.filter("ratio", _filter(quantities.ratio_text))
 register.filter("percent", _filter(quantities.percent_text))
 register.filter("bytes", _filter(quantities.bytes_text))
 register.filter("difference", _filter(quantities.difference_text))
-register.filter("number", _filter(lambda value: quantities.significant(value, 5)))
+register.filter("seconds_column", _filter(lambda value: quantities.seconds_text(value, zeros=True)))
+register.filter("bytes_column", _filter(lambda value: quantities.bytes_text(value, zeros=True)))
+register.filter("number_column", _filter(lambda value: quantities.significant(value, 5, zeros=True)))
 register.filter("percent1", _filter(lambda value: f"{value * 100:.1f} %"))
 register.filter("figure", _filter(quantities.figure_text))
 register.filter("form_words", in_form_words)
