@@ -136,20 +136,21 @@ def chart(
     places: Mapping[int, str] | None = None,
     what: str = TRACED,
     predicted: Collection[int] = (),
+    words: Words = MEASURED,
 ) -> Chart:
     """The figure with its words and a table of ms by phase and rank; only of `window` (ms) where that is given.
 
     `what` says in the subtitle what is drawn, e.g. a step that was not traced; `predicted` as in `figure_of`.
     """
-    made = figure_of(runs, window=window, waited=waited, places=places, predicted=predicted)
+    made = figure_of(runs, words=words, window=window, waited=waited, places=places, predicted=predicted)
     made["layout"]["meta"]["canvas"] = window is not None or made["layout"]["meta"]["shown"] >= MANY
     part = f"; {_counted(made['layout']['meta'])}"
     subtitle = (
-        f"{what}, ms from its start; a row a rank: above it collectives in flight, below it messages; "
+        f"{what}, {words.unit} from its start; a row a rank: above it collectives in flight, below it messages; "
         f"numbers are micro-batches, hatched is idle"
         f"{' or waits for another rank' if any(waited) else ''}{', outlined = predicted' if predicted else ''}"
     )
-    ending = f", ms{' in view' if window else ''}"
+    ending = f", {words.unit}{' in view' if window else ''}"
     columns = ("run", "rank", *(f"{heading}{ending}" for _, heading in _columns(any(waited))))
     unnamed = int(not any(label for label, _ in runs))
     table = [row[unnamed:] for row in _table(runs, window, waited)]

@@ -36,6 +36,16 @@ BAR = np.dtype(
 )
 
 
+def in_seconds(spans: Spans) -> Spans:
+    """The spans of a long step with times in µs in place of ns, so that a chart of ms is one of seconds."""
+    out = {}
+    for rank, rows in spans.items():
+        out[rank] = rows.copy()
+        for end in ("start", "end"):
+            out[rank][end] //= 1000
+    return out
+
+
 def inside(rows: NDArray[np.void], zero: int, window: tuple[float, float]) -> NDArray[np.bool_]:
     """Mask of the rows that overlap the window, in ms from `zero` (ns)."""
     low, high = (zero + side * 1e6 for side in window)

@@ -28,6 +28,8 @@ class Words(NamedTuple):
 
 
 MEASURED = Words()
+IN_SECONDS = Words("s", "s from the start of the step")
+"""For `gantt_bars.in_seconds`."""
 
 
 def number(kind: Kind, row: np.void, least: float) -> str:

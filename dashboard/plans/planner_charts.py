@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from dashboard.charts import gantt
 from dashboard.charts import plans as charts
 from dashboard.charts.chart import Chart
-from dashboard.charts.gantt_words import PREDICTED
+from dashboard.charts.gantt_bars import in_seconds
+from dashboard.charts.gantt_words import IN_SECONDS, MEASURED, PREDICTED
 from dashboard.plans.planner_page import View
 from dashboard.plans.setups import Setup
 from parallel_core.analysis.quantities import count_text, ns_text, percent_text, seconds_text
@@ -89,14 +91,22 @@ def timeline(setup: Setup, plan: Plan) -> Chart:
     part = f"{made.micro_batches} of {made.of} micro-batches"
     title = f"{ns_text(made.idle)} idle on the busiest stage, from the first operation of any stage to the last."
     source = f"simulated, {len(made.spans)} of {made.ranks} stages, {part}; collectives are inside the operations"
-    return gantt.chart([("", made.spans)], title, f"{source}{_by_formula(setup, plan)}", what=PREDICTED, predicted=(0,))
+    parts = step.of(*setup, Plans.of([plan])).parts(0)
+    long = sum(parts.values()) >= charts.IN_SECONDS_S
+    return gantt.chart(
+        [("", in_seconds(made.spans) if long else made.spans)],
+        title,
+        f"{source}{_by_formula(parts, plan)}",
+        what=PREDICTED,
+        predicted=(0,),
+        words=IN_SECONDS if long else MEASURED,
+    )
 
 
-def _by_formula(setup: Setup, plan: Plan) -> str:
+def _by_formula(parts: Mapping[str, float], plan: Plan) -> str:
     """How much bubble and messages the parts of the step have, by formula, and why simulated idle time may be less."""
     if plan.pp == 1:
         return ""
-    parts = step.of(*setup, Plans.of([plan])).parts(0)
     said = f"; in the parts of the step {seconds_text(parts['bubble'])} of bubble, by formula, and "
     said += f"{seconds_text(parts['messages'])} of messages"
     return said if flushes(plan.schedule) else f"{said}: there the pipeline stays full from step to step"

@@ -128,6 +128,22 @@ def test_answers_and_timeline_come_on_their_own(reader: Client) -> None:
     assert none.status_code == 404 and "heads" in none.json()["detail"]
 
 
+def test_the_step_and_its_timeline_have_one_unit(reader: Client) -> None:
+    """A step of ten seconds or more is in seconds in both; each is what its axis and its table say."""
+    for batch, unit, per_second in (("1536", "s", 1), ("64", "ms", 1000)):
+        asked = {"plan": "TP 8 x PP 8 x DP 16, 1f1b", "batch": batch}
+        page = reader.get(PAGE, asked).context
+        assert f"rank that ends last, {unit};" in page["charts"]["step"].subtitle
+        chart = reader.get(PAGE + "timeline.json", asked).json()
+        axis = chart["figure"]["layout"]["xaxis"]
+        assert axis["title"]["text"] == f"{unit} from the start of the step"
+        assert axis["range"][1] == pytest.approx(page["judged"].seconds * per_second, rel=0.5)
+        assert f"One predicted step, {unit} from its start;" in chart["subtitle"]
+        assert all(column.endswith(f", {unit}") for column in chart["columns"][1:])
+        drawn = [end for one in chart["figure"]["data"] for end in map(sum, zip(one["x"], one["base"], strict=True))]
+        assert max(drawn) == pytest.approx(axis["range"][1], rel=0.01)
+
+
 def test_exports_name_every_field_of_the_plans(reader: Client) -> None:
     rows = reader.get(PAGE + "plans.json").json()["data"]
     lines = list(csv.DictReader(io.StringIO(reader.get(PAGE + "plans.csv").content.decode())))
