@@ -309,7 +309,7 @@ def test_a_column_appears_with_the_first_value_in_it_and_every_cell_stays_in_its
         client.patch(f"/api/v1/runs/{run}", json={"notes": "evaluated"})  # tells open lists
         expect(column(page, "Held out")).to_be_visible()
         row = page.locator(f"#run-{run}")
-        expect(row.locator("[data-title='Held out']")).to_have_text("2.5")
+        expect(row.locator("[data-title='Held out']")).to_have_text("2.50")
         assert row.locator("td, th").count() == page.locator(".runs-table thead th").count()
         page.set_viewport_size({"width": 1440, "height": 900})
         assert page.eval_on_selector(".runs-table", "table => table.offsetWidth <= table.parentElement.clientWidth")
