@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dashboard.charts import errors
 from dashboard.charts.chart import Chart
 from dashboard.ledger import selectors
-from parallel_core.analysis.quantities import seconds_text, signed_percent_text, significant
+from parallel_core.analysis.quantities import percent_text, seconds_text, signed_percent_text, significant
 from parallel_core.plan.cluster import accuracy, pipedream_2019
 from parallel_core.plan.cluster.fit import FREE
 from parallel_core.plan.cluster.store import table
@@ -46,7 +46,8 @@ def step_times() -> Section:
     )
     how += "The formulas were written by people who knew every row; only the fitted numbers were kept blind."
     since = "Times of 2021 are the published FLOP/s of a GPU, three digits, turned into seconds."
-    return Section("times", "Step times", [text, how, since], [errors.chart("times", text, found, GOAL_WORST)])
+    chart = errors.chart("times", _within(found, GOAL_WORST), found, GOAL_WORST)
+    return Section("times", "Step times", [text, how, since], [chart])
 
 
 def record() -> Section:
@@ -97,7 +98,7 @@ def memory() -> Section:
     return Section(
         "memory",
         "Memory",
-        [text, other, "Nothing here was measured: the paper computed both figures from its formulas."],
+        [title, "Nothing here was measured: the paper computed both figures from its formulas."],
         [errors.chart("figures", title, [*first, *seventh], right="predicted too much", against="published")],
     )
 
@@ -133,6 +134,15 @@ SECTIONS: tuple[Callable[[], Section], ...] = (
     constants,
 )
 """In the order of the page."""
+
+
+def _within(rows: Sequence[accuracy.Row], goal: float) -> str:
+    """How many rows are within the error aimed at, and which is furthest off."""
+    worst = max(rows, key=lambda row: abs(row.error))
+    inside = sum(abs(row.error) <= goal for row in rows)
+    many = f"All {inside}" if inside == len(rows) else f"{inside} of {len(rows)}"
+    off = f"furthest off: {worst.key}, {signed_percent_text(worst.error)}"
+    return f"{many} rows are within the {percent_text(goal)} aimed at; {off}."
 
 
 def _errors(found: accuracy.Summary) -> str:

@@ -7,6 +7,7 @@ from django.test import Client
 
 from dashboard.charts import errors
 from dashboard.plans import accuracy_page
+from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.plan.cluster import accuracy, pipedream_2019
 from tests.dashboard.run_analyst import answered
 
@@ -30,6 +31,14 @@ def test_errors_in_and_out_of_the_fit_stand_apart(reader: Client) -> None:
         f"Out of the fit: 14 rows, mean error {100 * found.mean:.1f} %, worst {100 * found.worst:.1f} %"
     )
     assert "In the fit: 4 rows" in first
+
+
+def test_the_first_chart_says_more_than_the_verdict_above_it(reader: Client) -> None:
+    times = reader.get(PAGE).context["sections"][0]
+    worst = max(accuracy.step_times(), key=lambda row: abs(row.error))
+    title = times.charts[0].title
+    assert title not in times.sentences and title.startswith("All 18 rows are within the 8 % aimed at")
+    assert f"{worst.key}, {signed_percent_text(worst.error)}" in title
 
 
 def test_speedups_of_pipedream_stand_with_what_its_programme_says(reader: Client) -> None:
@@ -72,7 +81,9 @@ def test_only_a_chart_with_outlined_bars_says_what_they_are() -> None:
     assert "outlined" in times.subtitle and "right = predicted too slow" in times.subtitle
     assert times.figure["layout"]["xaxis"]["title"]["text"] == "error, %", "more is cut on a phone"
     assert "outlined" not in errors.chart("layers", "", accuracy.layer_times()).subtitle
-    assert "percentage points" in accuracy_page.memory().sentences[1]
+    memory = accuracy_page.memory()
+    assert "percentage points" in memory.charts[0].title
+    assert "percentage points" not in "".join(memory.sentences[1:]), "the chart has said it"
 
 
 def test_what_was_computed_is_not_called_measured() -> None:
