@@ -134,7 +134,7 @@ def tiles(made: View) -> list[tuple[str, str, str]]:
         (
             f"Price{only}",
             figure_text(hours * values["price"]),
-            f"{figure_text(hours)} device-hours at {figure_text(values['price'])} each",
+            f"in your currency: {figure_text(hours)} device-hours at {figure_text(values['price'])} each",
         ),
     ]
 

@@ -106,6 +106,7 @@ def test_own_values_replace_those_of_the_preset() -> None:
 def test_days_and_price_follow_from_the_step(reader: Client) -> None:
     page = reader.get(PAGE, {"tokens": "300", "price": "3"})
     tiles = {name: value for name, value, _ in page.context["tiles"]}
+    assert all(more.startswith("in your currency: ") for name, _, more in page.context["tiles"] if name == "Price")
     seconds, job = page.context["judged"].seconds, page.context["view"].setup.job
     days = 300e9 / job.tokens * seconds / 86400
     assert float(tiles["Days"]) == pytest.approx(days, rel=0.01)
