@@ -4,6 +4,7 @@ count.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,9 @@ def test_why_a_run_of_few_losses_has_no_time_to_one(reader: Client, alice: Any) 
     said = "There is none: losses are averaged over 5 steps, as one batch may be low by chance, and DP has fewer."
     assert page.context["reached"] == compare.Reaches(why_not=said)
     assert f'<h3>Time to a loss</h3><p class="sub small">{said}</p>' in page.content.decode()
+    text = reader.get(f"/compare/?runs={a.pk},{c.pk}").content.decode()
+    heads = re.findall(r"<th [^>]*>([^<]+)</th>", text[text.index("Time to a loss of") :].partition("</thead>")[0])
+    assert heads == ["Run", "Time", "Step", "Samples"]  # a phone shows the first two
     whole = compare.time_to_loss(selectors.overview([a, c]))
     assert whole.lines and not whole.why_not
     enough = factory.finished(alice, {"dp": 2}, train={"steps": LEAST, "warmup_steps": 1})
