@@ -121,7 +121,10 @@ def test_missing_runs_are_named(reader: Client, alice: Any) -> None:
     text = reader.get(f"/compare/?runs={run.pk},999999").content.decode()
     assert "Run 999999 in the address does not exist, so there is nothing to compare with" in text
     assert "all specs are equal" not in text and "equal fields hidden" not in text
-    assert "1 run alone" in reader.get(f"/compare/?runs={run.pk}").content.decode()
+    alone = reader.get(f"/compare/?runs={run.pk}").content.decode()
+    assert "1 run alone" in alone and "What differs" not in alone and "times the baseline" not in alone
+    both = reader.get(f"/compare/?runs={run.pk},{factory.finished(alice, {}).pk}").content.decode()
+    assert "What differs" in both and 'id="times"' in both and 'id="tradeoff"' in both
 
 
 def test_one_run_is_offered_others_to_compare_it_with(reader: Client, alice: Any) -> None:
