@@ -66,6 +66,9 @@ def test_a_point_of_the_chart_is_asked_about(page: Page) -> None:
 
 def test_judge_gives_its_verdict_first(page: Page) -> None:
     page.goto("/planner/scenarios/")
+    first = page.locator(".cases").first.get_by_role("link", name="Judge").all()[:2]
+    ends = [link.bounding_box() for link in first]
+    assert ends[0] and ends[1] and ends[0]["y"] == ends[1]["y"], "buttons of cards side by side are in one line"
     page.locator("section.card", has_text="200 B parameters").get_by_role("link", name="Judge").click()
     expect(page.locator("#verdict")).to_contain_text("A cannot: every rank holds the whole state")
     page.get_by_label("Plan", exact=True).first.fill("TP 8 x PP 16 x DP 8, SP")
