@@ -28,6 +28,8 @@ COUNTED = {
     "trace.fingerprint_every": ("step", "never"),
 }
 """Numbers of which 0 has a meaning of its own: path -> unit, and what 0 says."""
+NAMES = frozenset({"train.seed"})
+"""Numbers that count nothing."""
 
 
 def short_label(path: str) -> str:
@@ -94,14 +96,16 @@ def first_error(errors: Mapping[str, str]) -> str:
 
 
 def value_words(path: str, value: Any) -> str:
-    """A leaf's value for reading: the label of a choice, yes or no for a switch, some numbers with their unit, any
-    other as its field shows it; '' for nothing."""
+    """A leaf's value for reading: the label of a choice, yes or no for a switch, a number with its thousands separated
+    and some with their unit, any other as its field shows it; '' for nothing."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     info = leaves().get(path)
     if info is not None and value in typing.get_args(info.annotation):
         return CHOICE_LABELS.get(str(value), str(value))
     text = str(text_of(path, value))
+    if text.isdecimal() and path not in NAMES:
+        text = count_text(int(text))
     if path not in COUNTED:
         return text
     unit, of_zero = COUNTED[path]

@@ -65,6 +65,10 @@ def test_every_leaf_has_a_label_and_no_two_sections_share_a_name() -> None:
         ("trace.memory_cap", 2 << 20, "2"),
         ("parallel.cuts", [3, 6], "3, 6"),
         ("model.kv_heads", None, ""),
+        ("model.rope_base", 10_000.0, "10\N{NO-BREAK SPACE}000"),
+        ("model.vocab", 50_304, "50\N{NO-BREAK SPACE}304"),
+        ("train.lr", 0.0003, "0.0003"),
+        ("train.seed", 12_345, "12345"),
     ],
 )
 def test_values_are_those_of_the_fields(path: str, value: Any, read: str) -> None:
@@ -116,6 +120,7 @@ def test_an_import_that_never_said_whether_it_is_whole_counts_as_whole() -> None
         ("train.max_minutes", 1.5, "1.5 minutes"),
         ("train.checkpoint_every", 1, "1 step"),
         ("trace.trace_every", 10, "10 steps"),
+        ("trace.trace_every", 1000, "1\N{NO-BREAK SPACE}000 steps"),
         ("train.eval_every", 0, "never"),
     ],
 )
