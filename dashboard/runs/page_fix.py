@@ -81,6 +81,7 @@ def _less_memory(run: Run) -> str:
         beyond += f" All its ranks must be on one host, because {alone}."
     fixes, all_tried = (fixes, True) if fixes else tried_fixes(spec, limit)
     if not fixes:
-        return f"{none_fits(all_tried)}: clone it with a smaller model or batch."
+        cap = "larger cap on memory, or a " if spec.trace.memory_cap else ""
+        return f"{none_fits(all_tried)}: clone it with a {cap}smaller model or batch."
     first = fixes[0]
     return f"Clone it and {first.text}: the worst rank is then predicted to need {bytes_text(first.total)}.{beyond}"

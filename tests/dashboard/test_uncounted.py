@@ -52,7 +52,7 @@ def test_without_a_limit_no_change_is_named_that_fits() -> None:
 def test_no_change_is_said_to_fit_only_where_all_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     split = {"pp": 2, "micro_batches": 4, "schedule": "interleaved"}
     run = Run(spec={**BASE, "parallel": split, "trace": {"memory_cap": 100}}, cause="out_of_memory")
-    rest = " makes it fit: clone it with a smaller model or batch."
+    rest = " makes it fit: clone it with a larger cap on memory, or a smaller model or batch."
     assert fix(run) == f"No change of the split alone{rest}"
     monkeypatch.setattr(memory, "MOST_WALKED", 1)
     assert fix(run) == f"No change of the split that could be tried at once{rest}"
