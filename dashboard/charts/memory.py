@@ -50,7 +50,7 @@ def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None =
 def _said(limit: int | None, near: bool) -> str:
     if not limit:
         return ""
-    return f"; limit {bytes_text(limit)}" + ("" if near else ", far to the right")
+    return f"; limit {bytes_text(limit, 3)}" + ("" if near else ", far to the right")
 
 
 def _trace(category: str, rows: list[tuple[int, Any]]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _limit(limit: int, rows: int) -> dict[str, Any]:
         "x": [limit / MIB, limit / MIB],
         "y": [-0.6, rows - 0.4],
         "line": {"color": var("bad"), "width": 2},
-        "hovertemplate": f"limit {bytes_text(limit)}<extra></extra>",
+        "hovertemplate": f"limit {bytes_text(limit, 3)}<extra></extra>",
     }
 
 

@@ -176,6 +176,7 @@ def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
         "text": [words for _, _, words in said],
         "textposition": "middle right",
         "textfont": {"color": var("ink"), "size": 12},
+        "meta": {"narrow": {"text": [_words_of(entry, narrow=True) for entry in entries]}},
         "hoverinfo": "skip",
         "cliponaxis": False,
     }
@@ -209,11 +210,13 @@ def _room(entries: Sequence[Entry]) -> float:
     return 1.45 if any(entry.speed and entry.disturbed for entry in entries) else 1.22
 
 
-def _words_of(entry: Entry) -> str:
+def _words_of(entry: Entry, narrow: bool = False) -> str:
+    """`narrow`: on a phone, where of a status only its first word has room."""
     ratio = f"<b>{ratio_text(entry.speed.ratio)}</b>" if entry.speed else ""
     # Only beside a ratio: alone it would look like one.
     others = f"+{percent_text(entry.others or 0)}" if entry.speed and is_disturbed(entry.others) else ""
-    return "  ".join(word for word in (ratio, theme.escape_label(_short(entry.status)), others) if word)
+    status = entry.status.partition(": ")[0] if narrow else _short(entry.status)
+    return "  ".join(word for word in (ratio, theme.escape_label(status), others) if word)
 
 
 def _short(status: str) -> str:

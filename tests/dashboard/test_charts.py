@@ -118,6 +118,7 @@ def test_limit_far_away_is_said_and_not_drawn() -> None:
     assert any(trace.get("name") == "limit" for trace in near.figure["data"])
     assert not any(trace.get("name") == "limit" for trace in far.figure["data"])
     assert "limit 1 TiB" in far.subtitle
+    assert "limit 11.8 GiB" in memory.chart(ENTRIES, "t", "s", limit=int(11.76 * 2**30)).subtitle
 
 
 def test_the_number_of_the_longest_bar_has_room_on_a_phone() -> None:
@@ -183,8 +184,9 @@ def test_a_long_status_ends_with_a_clause() -> None:
     waits = replace(
         ENTRIES[0], result=None, speed=None, status="queued: Waits for other runs of its study: they go on."
     )
-    words = json.dumps(speedup.chart([ENTRIES[1], waits], "t", "s").figure)
-    assert "queued: Waits for other runs of its study" in words and "they go" not in words and "\\u2026" not in words
+    [words] = [one for one in speedup.chart([ENTRIES[1], waits], "t", "s").figure["data"] if one.get("mode") == "text"]
+    assert words["text"][1] == "queued: Waits for other runs of its study"
+    assert words["meta"]["narrow"]["text"] == [words["text"][0], "queued"], "a phone would cut it off within a word"
 
 
 def test_names_with_commas_are_told_apart() -> None:
