@@ -183,3 +183,27 @@ def test_a_form_in_a_section_leads_back_to_it_open(
     page.get_by_role("button", name="Draw these").click()
     page.wait_for_url("**/?show=*#timeline")
     expect(section).to_have_attribute("open", "")
+
+
+def test_the_last_lines_of_a_log_begin_at_their_end(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    """The message of an error is the last one, and a phone has no room for all of them."""
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto(f"/runs/{stocked['dp']}/")
+    lines = "\\n".join(f"line {i}" for i in range(99))
+    page.evaluate(f"document.querySelector('main').innerHTML = `<pre class='log end'><code>{lines}</code></pre>`")
+    log = page.locator(".log.end")
+    box, last = (
+        log.bounding_box(),
+        log.evaluate(
+            """(log) => {
+          const range = document.createRange(), text = log.querySelector("code").firstChild;
+          range.setStart(text, text.length - 2);
+          range.setEnd(text, text.length);
+          return range.getBoundingClientRect().bottom;
+        }"""
+        ),
+    )
+    assert box and box["y"] < last <= box["y"] + box["height"]
+    assert log.evaluate("(log) => log.scrollHeight > log.clientHeight")

@@ -41,6 +41,7 @@ def test_failed_run_shows_cause_last_lines_and_fix(reader: Client, alice: Any) -
     assert "line 29" in page
     assert "line 20" in page
     assert "line 19" not in page
+    assert html(reader, run).count('<pre class="log end"') == 2, "lines and traceback begin at their end"
     assert re.search(r"Clone it and .+ is then predicted to need [\d.]+ MiB", page)
     assert EVIL not in page
     assert "Boom &lt;script&gt;" in page
