@@ -180,6 +180,18 @@ def test_another_baseline_stands_in_the_address_and_changes_the_speedups(page: P
     expect(row(page, "DP")).to_contain_text("baseline")
 
 
+def test_a_long_name_has_the_width_of_the_page(page: Page, stocked: dict[str, Any]) -> None:
+    """Its buttons go below it; beside a short one they stay in its line."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"/studies/{stocked['study']}/")
+    name, actions = page.locator("h1"), page.locator(".page-head .actions").first
+    for text, beside in (("A short name", True), ("A name of more than a line beside its buttons, else of one", False)):
+        name.evaluate("(name, text) => { name.textContent = text; }", text)
+        first, second = name.bounding_box(), actions.bounding_box()
+        assert first and second and (second["y"] < first["y"] + first["height"]) == beside
+        assert first["height"] < 40, "in one line"
+
+
 def test_another_baseline_keeps_how_curves_are_drawn(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/studies/{stocked['study']}/?target=2.5")
     page.get_by_label("Over").select_option("seconds")  # written into the address by a script
