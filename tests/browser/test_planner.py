@@ -161,3 +161,23 @@ def test_without_a_clipboard_the_address_is_copied_all_the_same_or_it_is_said_th
         field = page.locator("body > textarea")
         field.press("Control+V")
         expect(field).to_have_value(page.url)
+
+
+def test_on_a_phone_what_is_below_the_plan_is_folded_until_asked(window: Callable[..., Page], session: Any) -> None:
+    """It was a page of fourteen screens; nothing that is folded is searched for."""
+    page = window(storage_state=session, viewport=PHONE)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto("/planner/")
+    expect(page.locator("#layout > summary")).to_be_visible()
+    expect(page.locator("#layout")).not_to_have_attribute("open", "")
+    page.get_by_role("link", name="Why each loses").click()
+    expect(page.locator("#alone table")).to_be_in_viewport()
+    page.locator("#questions > summary").click()
+    expect(page.locator("#questions")).to_contain_text("What fits?")
+    assert any("/planner/questions" in url for url in asked) and not any("/planner/layout" in url for url in asked)
+    page.get_by_label("Batch").fill("512")
+    page.get_by_label("Batch").press("Tab")
+    page.wait_for_url("**batch=512*")
+    expect(page.locator("#alone")).to_have_attribute("open", "")
+    expect(page.locator("#layout")).not_to_have_attribute("open", "")

@@ -1,4 +1,5 @@
-/* On phones, the lower sections of a page (details[data-phone-closed]) begin closed; on wide screens all are open.
+/* On phones, the lower sections of a page (details[data-phone-closed]), and of a part that htmx puts into it, begin
+ * closed; on wide screens all are open.
  *
  * What the address or a link leads to is opened, and the sections that it is in.
  */
@@ -22,9 +23,14 @@ function show(element) {
   if (reveal(element)) element.scrollIntoView();
 }
 
-if (window.matchMedia("(max-width: 760px)").matches) {
-  for (const section of document.querySelectorAll("details.accordion[data-phone-closed]")) section.open = false;
+function fold(part) {
+  if (!window.matchMedia("(max-width: 760px)").matches) return;
+  for (const section of part.querySelectorAll("details.accordion[data-phone-closed]")) section.open = false;
 }
+
+fold(document);
+/* Those that were open before are opened again after this: keep_details_open.js. */
+document.addEventListener("htmx:afterSwap", ({ detail }) => fold(detail.target));
 show(target(location.hash));
 addEventListener("hashchange", () => show(target(location.hash)));
 

@@ -52,7 +52,7 @@ function repeat({ elt, target, requestConfig: { verb } }) {
 function fail(detail, why) {
   const { elt, target } = detail;
   if (asksByTheClock(elt) || !target.isConnected) return;
-  const first = elt === target && /\b(load|revealed)\b/.test(elt.getAttribute("hx-trigger") ?? "");
+  const first = elt === target && /\b(load|revealed|intersect)\b/.test(elt.getAttribute("hx-trigger") ?? "");
   const words = elt.matches("form") ? `This change got no answer: ${why}. ${LEFT}` : `No answer came: ${why}.`;
   const focused = target.querySelector(NOTE)?.contains(document.activeElement);
   unanswered(target, words, () => repeat(detail), first);
