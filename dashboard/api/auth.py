@@ -13,6 +13,7 @@ from ninja.utils import check_csrf
 
 from dashboard.accounts.roles import may_submit
 from dashboard.api.models import ApiToken, Scope
+from dashboard.runs.services import Invalid
 
 ENOUGH = {
     Scope.READ: {Scope.READ, Scope.SUBMIT},
@@ -86,6 +87,11 @@ WORKER: list[Any] = [WorkerToken()]
 
 
 def require_member(request: HttpRequest) -> None:
-    """Raises HttpError 403 for viewers: a token never allows more than its owner may do at the moment."""
+    """Raises HttpError 403 for viewers: a token never allows more than its owner may do at the moment. Raises Invalid
+    for query parameters that the address does not have, before anything is changed."""
+    from dashboard.api.parameters import unknown  # which imports all operations, and they this module
+
     if not may_submit(request.user):
         raise HttpError(403, "Your account is a viewer: it may not start or change runs.")
+    if wrong := unknown(request):
+        raise Invalid(wrong)

@@ -22,12 +22,13 @@ OF_ONE_RUN = ("get_run", "edit_run", "delete_run")
 
 def authenticates_itself(view: View) -> View:
     """Wraps an API view: lets it authenticate requests itself, without login and CSRF middleware, makes 405 a JSON
-    error, and refuses query parameters that a readable address does not have."""
+    error, and refuses query parameters that a readable address does not have (`auth.require_member` those of
+    others)."""
 
     @wraps(view, updated=())
     def entered(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         response = view(request, *args, **kwargs)
-        if response.status_code < 300 and (wrong := parameters.unknown(request)):
+        if request.method == "GET" and response.status_code < 300 and (wrong := parameters.unknown(request)):
             return json_error(422, "The request does not fit; see the fields.", wrong)
         if response.status_code != 405:
             return response

@@ -280,3 +280,16 @@ def test_a_parameter_that_an_address_does_not_have_is_named(member: Client, addr
     assert error["fields"][wrong].startswith("There is no such parameter; ")
     assert member.get("/api/v1/runs?state=queued&per_page=3").status_code == 200
     assert Client().get(f"/api/v1/{address}").status_code == 401, "nothing is told before sign-in"
+
+
+def test_a_field_in_the_address_of_a_request_that_changes_something_is_refused(
+    client: Client, alice: Any, worker: Worker
+) -> None:
+    """It belongs into the body; the run was queued without it."""
+    headers = bearer(alice, Scope.SUBMIT)
+    answer = client.post("/api/v1/runs?retries=2", {"spec": {}}, "application/json", headers=headers)
+    said = "There is no such parameter; this address has none, fields go into the body."
+    assert (answer.status_code, answer.json()["error"]["fields"]) == (422, {"retries": said})
+    assert not Run.objects.exists()
+    assert client.post("/api/v1/runs?retries=2", {"spec": {}}, "application/json").status_code == 401
+    assert client.post("/api/v1/runs", {"spec": {}}, "application/json", headers=headers).status_code == 201
