@@ -55,14 +55,14 @@ def _row(rank: int, account: Account) -> dict[str, Any]:
     parts = account.parts
     return {
         "rank": rank,
-        "total": ns_text(parts.total),
+        "total": ns_text(parts.total, zeros=True),
         "parts": [_ns(ns) for ns in parts.as_dict().values()],
         "beside": [_ns(getattr(account, name)) for name in BESIDE],
     }
 
 
 def _ns(ns: int) -> str:
-    return ns_text(ns) if ns else "0"
+    return ns_text(ns, zeros=True) if ns else "0"
 
 
 def path_sentence(path: np.ndarray) -> str:
@@ -85,7 +85,8 @@ def path_rows(path: np.ndarray) -> list[tuple[str, str, str]]:
     took, kinds = durations(path), path["kind"]
     total = int(took.sum())
     found = [(int(took[kinds == kind].sum()), Kind(int(kind))) for kind in np.unique(kinds)]
-    return [(WORDS.get(kind, kind.name), ns_text(ns), percent_text(ns / total)) for ns, kind in sorted(found)[::-1]]
+    found.sort(reverse=True)
+    return [(WORDS.get(kind, kind.name), ns_text(ns, zeros=True), percent_text(ns / total)) for ns, kind in found]
 
 
 def _losses(trace: Trace) -> Chart | None:

@@ -67,8 +67,8 @@ def late_rows(joined: np.ndarray) -> list[dict[str, Any]]:
         {
             "rank": int(row["rank"]),
             "operation": _operation(row),
-            "planned": ns_text(int(row["planned_end"])),
-            "measured": ns_text(int(row["end"])),
+            "planned": ns_text(int(row["planned_end"]), zeros=True),
+            "measured": ns_text(int(row["end"]), zeros=True),
             "late": _signed(int(row["end"] - row["planned_end"])),
             "own": _signed(int(own[i])),
         }
@@ -85,4 +85,4 @@ def _operation(row: np.void) -> str:
 
 
 def _signed(ns: int) -> str:
-    return f"{'−' if ns < 0 else '+'}{ns_text(abs(ns))}" if ns else "0"
+    return f"{'−' if ns < 0 else '+'}{ns_text(abs(ns), zeros=True)}" if ns else "0"

@@ -114,7 +114,7 @@ def single_changes(
         {
             "words": words,
             "address": urlencode({**at, **asked}),
-            "step": ns_text(made.step),
+            "step": ns_text(made.step, zeros=True),
             "ns": made.step,
             "asked": asked,
             "gain": gain_text(gain),

@@ -193,4 +193,4 @@ def largest(trace: Trace) -> list[dict[str, Any]]:
     """Operations by their time over all ranks: name, family, count, ms, and the share of all that are listed."""
     rows = summed(row for rank in trace.ranks.values() for row in rank["top"])[:20]
     most = sum(row["ns"] for row in rows) or 1
-    return [row | {"time": ns_text(row["ns"]), "share": percent_text(row["ns"] / most)} for row in rows]
+    return [row | {"time": ns_text(row["ns"], zeros=True), "share": percent_text(row["ns"] / most)} for row in rows]

@@ -102,7 +102,7 @@ def _ideas(replay: Callable[..., dict[int, Any]], alone: bool, step: int, measur
         took = length(replay(*form.factors()))
         said = gain_text(speedup(measured, took))
         idea = {"words": words, "address": urlencode({"step": step, **asked}), "asked": asked}
-        out.append(idea | {"step": ns_text(took), "ns": took, "gain": said})
+        out.append(idea | {"step": ns_text(took, zeros=True), "ns": took, "gain": said})
     return out
 
 

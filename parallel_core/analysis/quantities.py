@@ -51,9 +51,9 @@ def seconds_text(seconds: float, zeros: bool = False) -> str:
     return minus_text(f"{significant(seconds / scale, zeros=zeros)} {unit}")
 
 
-def ns_text(nanoseconds: float) -> str:
+def ns_text(nanoseconds: float, zeros: bool = False) -> str:
     """`seconds_text` of nanoseconds."""
-    return seconds_text(nanoseconds / 1e9)
+    return seconds_text(nanoseconds / 1e9, zeros)
 
 
 def range_text(low: float, high: float) -> str:

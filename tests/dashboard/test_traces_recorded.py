@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def test_the_page_shows_what_the_page_of_the_run_shows(member: Client, run: Run,
     assert f"As recorded: run {run.pk}, step 10, 2 ranks." in text
     assert "Backward" in text or "backward" in text  # the largest operations
     rows = shown.context["accounts"]
+    times = [*shown.context["largest"], *({"time": text} for row in rows for text in row["parts"] if text != "0")]
+    digits = [re.sub(r"\D", "", one["time"].split()[0]).lstrip("0") for one in times]
+    assert digits and {len(own) for own in digits} == {3}, "of a column, as 49 ms below 67.4 ms looks less exact"
+    heads = re.findall(r"<th [^>]*>([^<]+)</th>", shown.content.decode().split('aria-label="Largest operations"')[1])
+    assert heads[:2] == ["Operation", "Time in all"]  # which is what a phone shows
     assert rows == member.get(f"/runs/{run.pk}/?tab=accounts&step=10").context["accounts"] and len(rows) == 2
 
 
