@@ -153,11 +153,16 @@ MAX_TICK = 28
 
 
 def ticks(entries: Sequence[Entry]) -> list[str]:
-    """The rows' labels in a figure, escaped; the baseline is bold. A label that cut would be as another is whole."""
-    short = [_cut(entry.label) for entry in entries]
-    alike = {text for text, count in Counter(short).items() if count > 1}
-    texts = [escape_label(entry.label if text in alike else text) for entry, text in zip(entries, short, strict=True)]
+    """The rows' labels in a figure, as `row_labels`; the baseline is bold."""
+    texts = row_labels([entry.label for entry in entries])
     return [f"<b>{text}</b>" if entry.baseline else text for entry, text in zip(entries, texts, strict=True)]
+
+
+def row_labels(names: Sequence[str]) -> list[str]:
+    """Names as labels of a figure, escaped; long ones are cut, but not one that would then be as another."""
+    short = [_cut(name) for name in names]
+    alike = {text for text, count in Counter(short).items() if count > 1}
+    return [escape_label(name if text in alike else text) for name, text in zip(names, short, strict=True)]
 
 
 def _cut(label: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart
+from dashboard.charts.chart import Chart, row_labels
 from dashboard.charts.gantt_bars import BAR, Spans, bars, inside, length, longest
 from dashboard.charts.gantt_waits import LEAST_WAIT, WAITING, cut
 from dashboard.charts.gantt_words import MEASURED, TRACED, Words, hover, number, waits_in
@@ -197,11 +197,12 @@ def _rows(
 ) -> tuple[list[dict[int, float]], list[tuple[float, str]], float]:
     """Returns the y of each rank for each run, the labels of the rows as (y, text), and the figure's height in rows."""
     at, places, ticks = 0.0, [], []
-    for label, spans in runs:
+    labels = row_labels([label for label, _ in runs])
+    for label, (_, spans) in zip(labels, runs, strict=True):
         place = {}
         for i, rank in enumerate(sorted(spans)):
             place[rank] = at
-            head = f"<b>{theme.escape_label(label)}</b><br>" if label and i == 0 else ""
+            head = f"<b>{label}</b><br>" if label and i == 0 else ""
             foot = f"<br>{theme.small(named[rank])}" if rank in named else ""
             ticks.append((at, f"{head}{row} {rank}{foot}"))
             at += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, row_height
+from dashboard.charts.chart import Chart, row_height, row_labels
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.quantities import (
     listed_text,
@@ -66,7 +66,7 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pause
             bargap=0.35,
             xaxis=theme.axis("seconds", range=[0, room]),
             meta={"narrow": {"xaxis": {"range": [0, NARROW * room]}}},
-            yaxis=theme.rows_axis([theme.escape_label(run.label) for run in runs]),
+            yaxis=theme.rows_axis(row_labels([run.label for run in runs])),
         ),
     }
     goal = "a loss" if target is None else f"loss {significant(target, 4)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from dashboard.charts import theme
 from dashboard.charts.breakdown import milliseconds
-from dashboard.charts.chart import Chart
+from dashboard.charts.chart import Chart, row_labels
 from dashboard.charts.theme import var
 from parallel_core.analysis.breakdown import PARTS, Breakdown
 from parallel_core.analysis.quantities import minus_text, significant
@@ -91,7 +91,8 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
     """`a` and `b` are means over the ranks of one traced step; `names` of A and B are not escaped."""
     changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields in PARTS]
     values = [a.total / 1e6, *(change for _, change in changes), b.total / 1e6]
-    words = [f"A: {theme.escape_label(names[0])}", *(word for word, _ in changes), f"B: {theme.escape_label(names[1])}"]
+    first, second = row_labels(names)
+    words = [f"A: {first}", *(word for word, _ in changes), f"B: {second}"]
     texts = [significant(values[0]), *_signed([change for _, change in changes], max(values)), significant(values[-1])]
     traces = stair(values, texts, words, rising="bad", falling="accent", unit=" ms")
     layout = layout_of(values, words, "ms")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from dashboard.charts import gantt, waterfall
 from dashboard.charts.chart import MAX_TICK, Entry, ticks
+from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.observe.records import SPAN
 
 LONG = "Single x4 micro-batches + AR"
 
@@ -22,3 +27,14 @@ def test_labels_that_would_be_cut_to_the_same_are_whole() -> None:
 
 def test_a_label_of_just_the_length_is_whole() -> None:
     assert len(LONG) == MAX_TICK and ticks([Entry(LONG)]) == [LONG]
+
+
+def test_a_name_without_an_end_leaves_room_for_what_is_drawn() -> None:
+    """A name has up to 120 characters, and bars begin where the longest label ends."""
+    name, spans = "x" * 120, {0: np.ones(1, SPAN)}
+    drawn = gantt.figure_of([(name, spans), ("y", spans)])
+    stairs = waterfall.chart(Breakdown(compute=2), Breakdown(compute=1), (name, "y"), "measured").figure
+    for figure in (drawn, stairs):
+        labels = figure["layout"]["yaxis"]["ticktext"]
+        assert any("xx…xx" in label for label in labels)
+        assert max(map(len, labels)) <= MAX_TICK + len("<b></b><br>rank 0")
