@@ -11,7 +11,14 @@ from dashboard.ledger.models import Prediction
 from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, Attempt, Run
 from dashboard.runs.page_verdict import target_of
-from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    count_text,
+    percent_text,
+    rate_text,
+    seconds_text,
+    significant,
+)
 from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.spec import RunSpec
 
@@ -105,11 +112,11 @@ def _step_times(run: Run, seconds: selectors.Series, said: Prediction | None) ->
     predicted = _predicted(run, said, timed.median if timed else None)
     if timed is None:
         return newest, predicted
-    median = seconds_text(timed.median)
+    median, of = seconds_text(timed.median), f"(n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{count_text(timed.n)})"
     if run.state in ENDED:
-        value, note = median, f"median (n = {timed.n}), the last {newest}"
+        value, note = median, f"median {of}, the last {newest}"
     else:
-        value, note = newest, f"median {median} (n = {timed.n})"
+        value, note = newest, f"median {median} {of}"
     return value, ", ".join(filter(None, (note, predicted)))
 
 

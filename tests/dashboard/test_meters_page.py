@@ -119,7 +119,7 @@ def test_tile_study_table_and_csv(alice: Any, client: Client) -> None:
     assert run.tokens_per_s == pytest.approx(run.summary["meters"]["tokens_per_s"])
     assert run.tokens_per_s * run.step_time == pytest.approx(RunSpec.model_validate(run.spec).tokens_per_step)
     listed = client.get(reverse("runs:list")).content.decode()
-    assert throughput.value == rate_text(run.tokens_per_s) and listed.count(throughput.value) >= 1
+    assert throughput.value == rate_text(run.tokens_per_s) and rate_text(run.tokens_per_s, zeros=True) in listed
     median = step_tile(run)
     assert median.value == seconds_text(run.step_time) and f"{median.value} a step" in verdict(run).sentence
     page = client.get(reverse("studies:page", args=[study.pk])).content.decode()
@@ -145,6 +145,7 @@ def test_the_step_time_stands_beside_its_prediction(alice: Any, client: Client) 
     assert measured is not None
     Prediction.objects.filter(run=run).update(seconds=1.04 * measured.median)
     running = step_tile(run)
+    assert f"(n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{measured.n})" in running.note, "one word, in one line"
     assert running.note.endswith(f", predicted {seconds_text(1.04 * measured.median)}, 4 % too high")
     assert running.points and running.outline is None and running.level is not None
     assert 0 <= running.level < min(float(pair.split(",")[1]) for pair in running.points.split()[-5:])
