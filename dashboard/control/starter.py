@@ -11,8 +11,6 @@ from dashboard.fleet.models import Worker
 from dashboard.runs.models import Run
 from dashboard.studies.models import Once, Study
 
-STARTER = "starter study"
-"""Key of the row that remembers that the study was created or never needed, even if all studies and runs go."""
 log = logging.getLogger(__name__)
 
 
@@ -29,7 +27,7 @@ class Starter:
         """
         if self._settled:
             return
-        if Once.objects.filter(what=STARTER).exists():
+        if Once.objects.filter(what=Once.STARTER).exists():
             self._settled = True
             return
         if Run.objects.exists() or Study.objects.exists():
@@ -45,7 +43,7 @@ class Starter:
 
 
 def _remember() -> None:
-    Once.objects.get_or_create(what=STARTER)
+    Once.objects.get_or_create(what=Once.STARTER)
 
 
 def _create(owner: object, worker: Worker) -> None:

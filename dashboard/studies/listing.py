@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from urllib.parse import urlencode
 
+from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.http import QueryDict
 
 from dashboard.numbers import number
 from dashboard.runs.listing import clean_text
-from dashboard.studies.models import Study
+from dashboard.runs.models import Run
+from dashboard.studies.models import Once, Study
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,10 @@ class Listing:
         owners = {*every.values_list("owner__username", flat=True).distinct(), self.owner}
         kinds = {*every.values_list("kind", flat=True).distinct(), self.kind}
         return {"owners": sorted(owners - {""}), "kinds": sorted(kinds - {""})}
+
+
+def awaits_the_first() -> bool:
+    """Whether the controller is to queue a study by itself, as in a new yard until a worker has calibrated."""
+    return bool(settings.STARTER_STUDY) and not (
+        Once.objects.filter(what=Once.STARTER).exists() or Run.objects.exists()
+    )

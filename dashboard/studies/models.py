@@ -65,6 +65,9 @@ class Once(models.Model):
     """Something that happened in this yard and must not happen again, whatever has been deleted since; one row for each
     `what`."""
 
+    STARTER = "starter study"
+    """That the first study was queued, or was never needed."""
+
     what = models.CharField(max_length=32, unique=True)
     at = models.DateTimeField(auto_now_add=True)
 

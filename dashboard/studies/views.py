@@ -43,7 +43,7 @@ from dashboard.studies import (
 )
 from dashboard.studies.entry_points import ENTRY_POINTS
 from dashboard.studies.kinds import clone_address
-from dashboard.studies.listing import Listing
+from dashboard.studies.listing import Listing, awaits_the_first
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import Overview
 from dashboard.studies.own_pages import OWN_PAGES
@@ -99,7 +99,8 @@ def list_context(request: HttpRequest) -> dict[str, Any]:
     verdicts = answer_cache.verdicts(studies)
     for study in studies:
         study.verdict = verdicts[study.pk]  # type: ignore[attr-defined]
-    return {"listing": listing, "page": listed, "studies": studies, "may_submit": may_submit(request.user)}
+    context = {"listing": listing, "page": listed, "studies": studies, "may_submit": may_submit(request.user)}
+    return context | {"first": not studies and not listing.filtered and awaits_the_first()}
 
 
 def _counted(pks: Sequence[int]) -> list[Study]:

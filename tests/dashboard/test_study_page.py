@@ -15,7 +15,7 @@ from django.test import Client
 from dashboard.runs.models import Run, State
 from dashboard.studies import figures
 from dashboard.studies.entry_points import ENTRY_POINTS
-from dashboard.studies.models import Study
+from dashboard.studies.models import Once, Study
 from dashboard.studies.selectors import held_equal, overview
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
@@ -188,6 +188,10 @@ def test_names_are_text_everywhere(reader: Client, alice: Any) -> None:
 
 
 def test_list_has_a_verdict_a_study_and_says_when_empty(reader: Client, alice: Any) -> None:
+    """A yard that is to queue its first study by itself does not say that there is none to come."""
+    awaited = plain(reader.get("/studies/").content.decode())
+    assert "The first study is queued as soon as a worker has calibrated" in awaited and "No study yet" not in awaited
+    Once.objects.create(what=Once.STARTER)
     assert "No study yet" in plain(reader.get("/studies/").content.decode())
     factory.study(alice, "Starter", SPLITS[:2], recompute=False)
     assert "Single" in plain(reader.get("/studies/").content.decode())
