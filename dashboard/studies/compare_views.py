@@ -19,7 +19,7 @@ from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
 from dashboard.runs.findings import case_of
 from dashboard.runs.list_views import MAX_TICKED
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import compare, figures, held_out
@@ -142,8 +142,8 @@ def _asked(request: HttpRequest) -> Asked:
 
 
 def _others(run: Run) -> QuerySet[Run]:
-    """The newest runs that `run` can be compared with, those of its study first."""
-    nearest = Case(When(study=run.study_id or 0, then=0), default=1)
+    """The newest runs that `run` can be compared with, those of its study first, then those that succeeded."""
+    nearest = Case(When(study=run.study_id or 0, then=0), When(state=State.SUCCEEDED, then=1), default=2)
     return Run.objects.filter(task={}).exclude(pk=run.pk).order_by(nearest, "-pk").only("name", "state")[:MAX_OFFERED]
 
 

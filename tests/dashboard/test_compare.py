@@ -136,6 +136,10 @@ def test_one_run_is_offered_others_to_compare_it_with(reader: Client, alice: Any
     page = reader.get(f"/compare/?runs={alone.pk}")
     assert list(page.context["others"]) == [near, far]
     assert f'<option value="{near.pk}">{near.name}, run {near.pk}: queued</option>' in page.content.decode()
+    done = factory.finished(alice, {})
+    lost = factory.queued(alice)
+    found = reader.get(f"/compare/?runs={alone.pk}").context["others"]
+    assert list(found) == [near, done, lost, far], "one with results is chosen already where the study has no other"
     both = reader.get(f"/compare/?run={alone.pk}&run={near.pk}")
     assert [row.run for row in both.context["rows"]] == [alone, near] and 'id="other-run"' not in both.content.decode()
 
