@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from parallel_core import limits
 from parallel_core.outline import outline_of
 from parallel_core.rules import rule_error
+from parallel_core.spec_part import SpecPart
 
 ModelKind = Literal["gpt", "mlp", "vgg16", "resnet50", "gnmt"]
 Positions = Literal["learned", "rope"]
@@ -17,13 +18,11 @@ Norm = Literal["layernorm", "rmsnorm"]
 Attention = Literal["fused", "plain"]
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(SpecPart):
     """The model of a run. Each kind uses some of the fields (`Outline.fields`); the others must keep their defaults.
 
     `outline_of(model).units()` is its list of layers; a pipeline may be cut before any but the first.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     kind: ModelKind = "gpt"
     """Kind of model; it decides which of the other fields are used."""
