@@ -16,8 +16,10 @@ from parallel_core.outline import KINDS as MODELS
 from parallel_core.schedule.traits import TRAITS
 
 ROOT = Path(__file__).parents[1]
+CODE = ("parallel_core", "dashboard", "workers", "tests")
 PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 README = PAGES[ROOT / "README.md"]
+EXTEND = PAGES[ROOT / "docs/extend.md"]
 COMMAND_LINE = PAGES[ROOT / "docs/command-line.md"]
 CHARTS = PAGES[ROOT / "docs/charts.md"]
 
@@ -78,6 +80,20 @@ def test_links_lead_to_files_and_headings_that_are_there(path: Path) -> None:
         assert target.exists(), link
         headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if link[1] else []
         assert not link[1] or link[1] in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, link
+
+
+def test_what_an_extender_is_sent_to_is_there() -> None:
+    """Each file, named by the end of its path, and each name that is said to be `in` or `of` a file."""
+    sources = {path.relative_to(ROOT).as_posix(): path for top in CODE for path in (ROOT / top).rglob("*.py")}
+    ends = set(re.findall(r"`([\w/]+\.py)`", EXTEND))
+    found = {end: [path for name, path in sources.items() if f"/{name}".endswith(f"/{end}")] for end in ends}
+    assert [end for end, paths in found.items() if not paths] == []
+    named = re.findall(r"(?<!uses of )`(\w+)`[^`]{0,30}?\s(?:in|of)\s+`([\w/]+\.py)`", EXTEND)
+    assert len(named) > 30, "the pattern finds them"
+    made = {end: "\n".join(path.read_text() for path in paths) for end, paths in found.items()}
+    here = r"^\s*(?:(?:def|class) {0}\b|{0}\b[^=\n]*=)"
+    gone = [(name, end) for name, end in named if not re.search(here.format(name), made[end], re.MULTILINE)]
+    assert gone == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -176,7 +176,7 @@ def parse_stored(raw: Mapping[str, Any]) -> Stored:
 
 
 def _sections(raw: Any) -> dict[str, Any]:
-    """A spec of any version; checks that the sections which `mismatches` compares are objects."""
+    """A spec of any version; checks that the sections which `match.mismatches` compares are objects."""
     spec = dict(raw)
     if odd := next((name for name in ("model", "train") if not isinstance(spec.get(name, {}), dict)), None):
         raise ValueError(f"spec.{odd}")
