@@ -163,12 +163,11 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     if run.state != State.SUCCEEDED or run.injected or said is None:
         return
     timed, memory = summary.get("timed"), summary.get("memory")
-    spec = RunSpec.stored(run.spec)
     workers = spreading.workers_of(run.attempts.order_by("-number").first())
     hosts = spreading.several(workers)
     profile = Profile.objects.filter(prediction__run=run).select_related("worker").defer("table").first()
-    elsewhere = _elsewhere(said, hosts)
-    left_out = elsewhere or _untimed(said, hosts, spec.train.device) or _of_another(profile, workers)
+    elsewhere, device = _elsewhere(said, hosts), RunSpec.stored(run.spec).train.device
+    left_out = elsewhere or _untimed(said, hosts, device) or _of_another(profile, workers)
     noisy = not is_quiet(summary) or run.shares_hosts
     if replays.from_elsewhere(said, workers):
         Prediction.objects.filter(pk=said.pk).update(replayed=None, replayed_seconds=None)

@@ -132,18 +132,21 @@ def submit(
     errors = {**found.errors, **lost_weights(spec), **crowded(split, fleet_check(spec, begins, on))}
     if found.request is None or errors:
         raise services.Invalid(errors)
-    start = text(found.request["prompt"], spec.model.vocab)
-    made = name.strip() or f"{LABEL}: {start[:_NAME]}{'…' if len(start) > _NAME else ''}".replace("\x00", "")
     return services.submit(
         owner=owner,
         also=also,
         spec=spec.model_dump(mode="json"),
-        name=made,
+        name=name.strip() or _called(text(found.request["prompt"], spec.model.vocab)),
         resume_from=begins,
         task=dict(found.request),
         run_on=str(on),
         priority=priority,
     )
+
+
+def _called(start: str) -> str:
+    """The name of a run whose prompt starts so."""
+    return f"{LABEL}: {start[:_NAME]}{'…' if len(start) > _NAME else ''}".replace("\x00", "")
 
 
 def lost_weights(spec: RunSpec) -> dict[str, str]:

@@ -78,12 +78,11 @@ def run(rounds: int) -> dict[str, Any]:
     share, likely, step = float(np.median(added)), median_interval(added), float(np.median(on))
     by_count = count * cost / step
     reduce = {spans: float(np.median([_reducing(spans) for _ in range(max(9, rounds))])) for spans in STEPS}
-    text = (
+    adds = (
         f"recording adds {share:+.2%} to a step of {step * 1e3:.0f} ms (95 % confidence {likely[0]:+.2%} to "
-        f"{likely[1]:+.2%}{_undecided(likely)}, {len(added)} turns with and without); {count} spans of "
-        f"{cost * 1e9:.0f} ns by themselves are {by_count:.3%} of it"
+        f"{likely[1]:+.2%}{_undecided(likely)}, {len(added)} turns with and without)"
     )
-    text += "".join(f"; a step of {spans} spans is reduced in {took * 1e6:.0f} us" for spans, took in reduce.items())
+    alone = f"{count} spans of {cost * 1e9:.0f} ns by themselves are {by_count:.3%} of it"
     return {
         "share": share,
         "likely": likely,
@@ -97,8 +96,12 @@ def run(rounds: int) -> dict[str, Any]:
             goals.at_most("recording spans, added to a step", share, MOST),
             goals.at_most("spans of a step x cost of one, of a step", by_count, MOST),
         ],
-        "text": text,
+        "text": "; ".join([adds, alone, *map(_reduced, reduce.items())]),
     }
+
+
+def _reduced(one: tuple[int, float]) -> str:
+    return f"a step of {one[0]} spans is reduced in {one[1] * 1e6:.0f} us"
 
 
 def _undecided(likely: tuple[float, float]) -> str:
