@@ -22,7 +22,6 @@ from parallel_core.faults import AnyFault
 from parallel_core.field_names import likely
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import BUILT_IN_CORPORA, FILE_CORPORA, KINDS, outline_of
-from parallel_core.outline.recompute import Recompute as Recompute  # the profile knows it by this module
 from parallel_core.parallel_spec import ParallelSpec
 from parallel_core.rules import rule_error
 from parallel_core.spec_part import NotNegative, SpecPart

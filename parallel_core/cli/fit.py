@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import bytes_text, plural_text
 from parallel_core.cli import own_text
-from parallel_core.cli.common import CommandError, Subparsers, read_spec, require_cores
+from parallel_core.cli.common import CommandError, Subparsers, add_no_progress, read_spec, require_cores
 from parallel_core.cli.numbers import whole
-from parallel_core.limits import NO_PROGRESS_S
 
 if TYPE_CHECKING:
     from parallel_core.outcome import Outcome
@@ -30,6 +29,7 @@ def add(commands: Subparsers) -> None:
     fit.add_argument("spec", type=Path, help="a RunSpec as JSON, of a model with a layer count ('-' reads stdin)")
     fit.add_argument("--cap", type=whole(1), required=True, help="MiB that a rank may hold; more ends it out of memory")
     own_text.add(fit)
+    add_no_progress(fit)
     fit.set_defaults(run=run)
 
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         while (layers := search.following) is not None:
             trial = _trial(spec, layers, cap)
             where = Path(folder) / str(layers)
-            outcome = runner.run(trial, where, corpora=corpora, no_progress_s=NO_PROGRESS_S)
+            outcome = runner.run(trial, where, corpora=corpora, no_progress_s=options.no_progress)
             if not outcome.ok and not _out_of_memory(outcome):
                 print(outcome.failure(), file=sys.stderr)
                 return 1

@@ -16,14 +16,13 @@ from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of, require_cores
+from parallel_core.cli.common import CommandError, Subparsers, add_no_progress, checkpoint_of, require_cores
 from parallel_core.cli.numbers import whole
 from parallel_core.data import token_file
 from parallel_core.data.corpus import CorpusError
 from parallel_core.generation_request import inference, read_request
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
-from parallel_core.limits import NO_PROGRESS_S
 from parallel_core.local import LocalRunner
 from parallel_core.observe import host
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
@@ -69,6 +68,7 @@ def _add_generate(commands: Subparsers) -> None:
     made.add_argument("--dp", type=whole(1), default=1, help="replicas that share out the texts (default: 1)")
     kind = "kind of device (default: that of the checkpoint's run)"
     made.add_argument("--device", choices=("cpu", "cuda"), help=kind)
+    add_no_progress(made)
     made.add_argument("--no-cache", action="store_true", help="make every token from the whole text again")
     made.set_defaults(run=_generate)
 
@@ -126,7 +126,7 @@ def _generate(options: argparse.Namespace) -> int:
     if spec.train.device == "cpu":
         require_cores(spec.parallel.world, "--dp x --tp x --pp makes")
     with LocalRunner() as runner, tempfile.TemporaryDirectory(prefix="trainyard-generate-") as folder:
-        outcome = runner.run(spec, Path(folder), resume=found, request=request, no_progress_s=NO_PROGRESS_S)
+        outcome = runner.run(spec, Path(folder), resume=found, request=request, no_progress_s=options.no_progress)
         if not outcome.ok:
             print(outcome.failure(), file=sys.stderr)
             if spec.train.device == "cuda" and not host.cuda_devices():

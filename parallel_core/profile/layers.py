@@ -30,12 +30,13 @@ from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
 from parallel_core.outline import outline_of
+from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut, cut_fields
 from parallel_core.profile.curves import What
 from parallel_core.profile.repeats import expected, noise
 from parallel_core.profile.table import MOST_JITTER, PARTS, LayerBytes, Layers, Part
 from parallel_core.schedule.ir import Kind
-from parallel_core.spec import ModelSpec, Precision, Recompute, RunSpec
+from parallel_core.spec import ModelSpec, Precision, RunSpec
 from parallel_core.tensor.group import Begun, TensorGroup
 
 _KIND: dict[Part, Kind] = {"forward": Kind.F, "backward": Kind.BW, "input": Kind.B, "weights": Kind.W}

@@ -20,12 +20,13 @@ from parallel_core.observe import host
 from parallel_core.observe.cores import cores
 from parallel_core.observe.records import REFERENCE_UNCOUNTED, log_path
 from parallel_core.outline import outline_of
+from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut
 from parallel_core.profile import normalize
 from parallel_core.profile.curves import Curve
 from parallel_core.profile.request import RECOMPUTES, SPLITS, ProfileRequest, other_kernels
 from parallel_core.profile.table import CostTable, Layers
-from parallel_core.spec import DeviceKind, ModelSpec, Precision, Recompute, RunSpec
+from parallel_core.spec import DeviceKind, ModelSpec, Precision, RunSpec
 
 _STACK = 4_000
 """The most characters of a rank's stacks in an error."""

@@ -22,6 +22,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.observe.reference import Reference
+from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.grad_buckets import GATHERS_AHEAD
 from parallel_core.profile import fully_shard, links, own_shards
@@ -33,7 +34,7 @@ from parallel_core.profile.pace_probe import PaceProbe
 from parallel_core.profile.repeats import expected
 from parallel_core.profile.request import ProfileRequest
 from parallel_core.profile.table import Layers, Part
-from parallel_core.spec import Recompute, RunSpec
+from parallel_core.spec import RunSpec
 
 LEAST_REPEATS, MOST_REPEATS = 3, 25
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallel_core.outline import outline_of
+from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut
-from parallel_core.spec import DeviceKind, Recompute, RunSpec
+from parallel_core.spec import DeviceKind, RunSpec
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "full")
 SPLITS: tuple[Cut, ...] = ("pairs",)

@@ -14,10 +14,11 @@ from pydantic import Field, ValidationError, model_validator
 from parallel_core import limits
 from parallel_core.model_spec import ModelSpec
 from parallel_core.observe.records import REFERENCE_UNCOUNTED
+from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut
 from parallel_core.profile.curves import Curve, Link, Seconds, Size, Value, What
 from parallel_core.rules import field_errors, rule_error
-from parallel_core.spec import DeviceKind, Precision, Recompute
+from parallel_core.spec import DeviceKind, Precision
 
 Part = Literal["forward", "backward", "input", "weights"]
 PARTS: tuple[Part, ...] = ("forward", "backward", "input", "weights")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
-from parallel_core.cli import main
+from parallel_core import local
+from parallel_core.checkpoint.manifest import Manifest
+from parallel_core.cli import main, models
+from parallel_core.cli.common import CommandError
+from parallel_core.limits import NO_PROGRESS_S
+from parallel_core.spec import RunSpec
 
 
 @pytest.mark.parametrize(
@@ -18,6 +25,8 @@ from parallel_core.cli import main
         ("bench ddp --rounds 1e9", "got '1e9'"),
         ("calibrate --index -2", "--index: a whole number from 0 on"),
         ("fit s.json --cap 0", "--cap: a whole number from 1 on"),
+        ("fit s.json --cap 9 --no-progress 0", "--no-progress: a number above 0 is needed; got '0'"),
+        ("generate c --prompt x --no-progress -1", "--no-progress: a number above 0 is needed; got '-1'"),
         ("order s.json --keep nan", "--keep: a number above 0 is needed; got 'nan'"),
         ("order s.json --effort -5", "--effort: a whole number from 1 on"),
         ("plan --devices 0", "--devices: a whole number from 1 on"),
@@ -39,6 +48,34 @@ def test_a_wrong_number_is_told_what_is_right(line: str, said: str, capsys: pyte
         main(line.split())
     assert end.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["fit spec.json --cap 9", "generate saved --prompt x"])
+def test_a_run_of_every_command_has_the_limit_that_it_is_given(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    class Runner(nullcontext["Runner"]):
+        """In place of a fork server, which takes seconds to begin."""
+
+        def __enter__(self) -> Runner:
+            return self
+
+        def run(self, *_: Any, no_progress_s: float, **__: Any) -> NoReturn:
+            given.append(no_progress_s)
+            raise CommandError("seen")
+
+    spec = RunSpec.model_validate({"model": {"layers": 1, "hidden": 16, "heads": 2, "seq": 128}})
+    saved = Manifest(1, 0, 0, spec.model_dump(mode="json"), {}, {})
+    for module in (local, models):
+        monkeypatch.setattr(module, "LocalRunner", Runner)
+    monkeypatch.setattr(models, "checkpoint_of", lambda path: (path, saved))
+    monkeypatch.chdir(tmp_path)
+    Path("spec.json").write_text(spec.model_dump_json())
+    for more in ((), ("--no-progress", "4")):
+        assert main([*line.split(), *more]) == 2
+    assert given == [NO_PROGRESS_S, 4.0]
 
 
 @pytest.mark.parametrize("out", ["/proc/none", "spec.json"])

@@ -10,6 +10,7 @@ import torch
 
 from parallel_core.engine.collectives import all_gather, reduce_scatter
 from parallel_core.engine.device import open_device
+from parallel_core.outline.recompute import Recompute
 from parallel_core.profile import normalize, own_shards
 from parallel_core.profile.layers import LayerBench, draw, spec_of
 from parallel_core.profile.own_shards import LoopbackGroup
@@ -17,7 +18,7 @@ from parallel_core.profile.pace_probe import PaceProbe
 from parallel_core.profile.table import OwnShards
 from parallel_core.simulate.predict import predict_step
 from parallel_core.simulate.recalibrate import scaled
-from parallel_core.spec import ModelSpec, Recompute, RunSpec
+from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import table
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16, vocab=64)
