@@ -15,7 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import RUN_MS, Troubles, endless, mark, same_page
+from tests.browser.observed_page import PHONE, RUN_MS, Troubles, endless, mark, same_page
 from tests.yard_process import YardProcess, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -190,6 +190,18 @@ def test_a_long_name_has_the_width_of_the_page(page: Page, stocked: dict[str, An
         first, second = name.bounding_box(), actions.bounding_box()
         assert first and second and (second["y"] < first["y"] + first["height"]) == beside
         assert first["height"] < 40, "in one line"
+
+
+def test_a_run_whose_name_has_no_space_leaves_the_table_its_columns(page: Page, stocked: dict[str, Any]) -> None:
+    for address in (f"/studies/{stocked['study']}/", f"/compare/?runs={stocked['runs'][0]},{stocked['runs'][1]}"):
+        page.set_viewport_size({"width": 1440, "height": 900})
+        page.goto(address)
+        table, name = page.locator("#table table"), page.locator("#table tbody th a").first
+        name.evaluate("(name) => { name.textContent = 'x'.repeat(100); }")
+        assert table.evaluate("(table) => table.offsetWidth <= table.parentElement.clientWidth")
+        page.set_viewport_size(PHONE)
+        box, step = page.locator("#table").bounding_box(), page.locator("#table tbody td.num").first.bounding_box()
+        assert box and step and step["x"] + step["width"] <= box["x"] + box["width"], "a phone shows the step time"
 
 
 def test_another_baseline_keeps_how_curves_are_drawn(page: Page, stocked: dict[str, Any]) -> None:
