@@ -117,6 +117,11 @@ def test_a_unit_stays_with_its_number(quantity: str) -> None:
     assert whole_words(f"took {quantity} there") == f'took <span class="whole">{quantity}</span> there'
 
 
+@pytest.mark.parametrize("degree", ["TP 2", "(PP 16", "DP 32,", "micro-batch 2,", "interleaved 8,"])
+def test_a_degree_stays_with_what_it_is_of(degree: str) -> None:
+    assert whole_words(f"and {degree} need") == f'and <span class="whole">{degree}</span> need'
+
+
 @pytest.mark.parametrize("words", ["of 4 steps", "2 hosts and 3 billions", "step 1\N{NO-BREAK SPACE}234 of all"])
 def test_what_is_counted_may_stand_in_the_next_line(words: str) -> None:
     """The digits of a number stay joined."""

@@ -1,7 +1,9 @@
-/* No line breaks at a hyphen, or before the unit of a number: as the template filter `whole_words` makes them. */
+/* No line breaks at a hyphen, before the unit of a number or before the degree of TP 2: as the template filter
+ * `whole_words` makes them. */
 
 const UNIT = /(?:%|[mµn]?s|min|h|d|B|[KMGT]iB(?:\/s)?|[MGTP]?FLOP\/s|[kMGT])(?!\w)/;
-const WORD = new RegExp(`[^ \\n]*\\d ${UNIT.source}[^ \\n]*|[^ \\n]+`, "g");
+const DEGREE = /(?:[DTP]P|micro-batch|interleaved) \d/;
+const WORD = new RegExp(`[^ \\n]*(?:\\d ${UNIT.source}|${DEGREE.source})[^ \\n]*|[^ \\n]+`, "g");
 const LONGEST = 24; // characters that always fit into a line on a phone
 
 /* Makes `text` the content of a node. Markup instead of special characters, so that copied text is unchanged. */

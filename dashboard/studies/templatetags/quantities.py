@@ -36,7 +36,8 @@ register.filter("count", _filter(lambda value: quantities.count_text(round(value
 
 
 _UNIT = r"(?:%|[mµn]?s|min|h|d|B|[KMGT]iB(?:/s)?|[MGTP]?FLOP/s|[kMGT])(?!\w)"
-_WORD = re.compile(rf"[^ \n]*\d {_UNIT}[^ \n]*|[^ \n]+")
+_DEGREE = r"(?:[DTP]P|micro-batch|interleaved) \d"
+_WORD = re.compile(rf"[^ \n]*(?:\d {_UNIT}|{_DEGREE})[^ \n]*|[^ \n]+")
 _LONGEST = 24
 """The longest word, in characters, that always fits into a line on a phone; a longer one may be broken."""
 
@@ -54,7 +55,8 @@ def table_rows(rows: Sequence[Sequence[str]]) -> SafeString:
 
 @register.filter
 def whole_words(text: str) -> SafeString:
-    """Prevents line breaks at a hyphen, as in `ZeRO-3` or `2-1`, and before the unit of `22.1 %` or `48 ms`.
+    """Prevents line breaks at a hyphen, as in `ZeRO-3` or `2-1`, before the unit of `22.1 %` or `48 ms`, and before the
+    degree of `TP 2`.
 
     Uses markup instead of special hyphens and spaces, so that copied text is unchanged.
     """
