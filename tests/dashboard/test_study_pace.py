@@ -59,6 +59,8 @@ def test_speedups_are_told_at_one_pace_where_the_host_had_another(reader: Client
     assert entries["Single"].at_pace is None and entries["TP"].at_pace is None, (
         "within the precision of the reference work"
     )
+    table = reader.get(f"/studies/{made.pk}/").content.decode().split('id="table"')[1]
+    assert f"about {ratio_text(dp.at_pace)}<br>at one pace" in table, "in one line it takes the width of the names"
     sentence = f"pace DP would be fastest, about {ratio_text(dp.at_pace)}."
     assert view.verdict[-1].endswith(sentence)
     made_chart = figures.speedups(view)
