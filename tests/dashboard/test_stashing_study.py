@@ -287,7 +287,7 @@ def test_the_study_knows_which_of_its_times_to_a_loss_were_disturbed(study: Stud
     both = ",".join(str(pk) for pk in study.runs.order_by("position").values_list("pk", flat=True)[:2])
     text = page(client, f"/compare/?runs={both}")
     table = text[text.index("Time to a loss of") :].partition("</table>")[0]
-    assert table.count("disturbed: others used 40 %") == 1
+    assert table.count('disturbed: others used <span class="whole">40 %</span>') == 1
 
 
 @pytest.mark.parametrize(("shift", "speaks"), [(0.5, True), (-0.5, False)])

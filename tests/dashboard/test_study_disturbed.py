@@ -42,7 +42,9 @@ def test_disturbance_is_counted_over_what_was_measured_and_warned_of_first(alice
     assert view.verdict[0].startswith("2 of 3 runs were disturbed: other processes took up to 41 %")
     listed = Client()
     listed.force_login(alice)
-    page = plain(listed.get(f"/studies/{made.pk}/").content.decode())
+    page = listed.get(f"/studies/{made.pk}/").content.decode()
+    assert 'disturbed: others used <span class="whole">41 %</span>' in page.split('id="table"')[1]
+    page = plain(page)
     (first,) = re.findall(r'<p class="verdict">(.*?)</p>', page, re.S)
     said = [html.escape(sentence) for sentence in view.verdict]
     assert said[0] in first and said[1] in first and len(said) > 2
