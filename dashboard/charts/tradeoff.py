@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, pairs
+from dashboard.charts.chart import Chart, Entry, pairs, row_labels
 from dashboard.charts.labels import CHARACTER, GAP, legible, placed
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.pareto import pareto_front
@@ -119,7 +119,7 @@ def _arrows(points: Sequence[Point]) -> dict[str, Any]:
 
 def _dots(points: Sequence[Point]) -> dict[str, Any]:
     colours = [line_of(e.family) for e, _, _ in points]
-    names = [theme.escape_label(e.label) for e, _, _ in points]
+    names = row_labels([e.label for e, _, _ in points])
     return {
         "type": "scatter",
         "mode": "markers+text",
@@ -137,7 +137,7 @@ def _dots(points: Sequence[Point]) -> dict[str, Any]:
             "color": colours,
             "line": {"width": 2, "color": colours},
         },
-        "customdata": names,
+        "customdata": [theme.escape_label(e.label) for e, _, _ in points],
         "hovertemplate": "%{customdata}: %{x:.1f} ms, %{y:.1f} MiB<extra></extra>",
         "cliponaxis": False,
     }
@@ -174,9 +174,9 @@ def _labels(points: Sequence[Point]) -> list[str]:
     """Names on a phone: of points close together, the first has its name and the number of the others, the rest have
     none."""
     width, height = max((p[1] for p in points), default=1) or 1, max((p[2] for p in points), default=1) or 1
-    out = [""] * len(points)
+    out, labels = [""] * len(points), row_labels([entry.label for entry, _, _ in points])
     anchors: list[tuple[int, list[str]]] = []
-    for i, (entry, x, y) in enumerate(points):
+    for i, (_, x, y) in enumerate(points):
         near = next(
             (
                 names
@@ -186,10 +186,10 @@ def _labels(points: Sequence[Point]) -> list[str]:
             None,
         )
         if near is None:
-            anchors.append((i, [entry.label]))
+            anchors.append((i, [labels[i]]))
         else:
-            near.append(entry.label)
+            near.append(labels[i])
     for i, names in anchors:
         more = f" +{len(names) - 1}" if len(names) > 1 else ""
-        out[i] = theme.escape_label(names[0] + more)
+        out[i] = names[0] + more
     return out

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dashboard.charts import gantt, waterfall
+from dashboard.charts import gantt, tradeoff, waterfall
 from dashboard.charts.chart import MAX_TICK, Entry, ticks
 from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.analysis.sentences import Result
+from parallel_core.analysis.stats import Stats
 from parallel_core.observe.records import SPAN
 
 LONG = "Single x4 micro-batches + AR"
@@ -34,6 +36,10 @@ def test_a_name_without_an_end_leaves_room_for_what_is_drawn() -> None:
     name, spans = "x" * 120, {0: np.ones(1, SPAN)}
     drawn = gantt.figure_of([(name, spans), ("y", spans)])
     stairs = waterfall.chart(Breakdown(compute=2), Breakdown(compute=1), (name, "y"), "measured").figure
+    result = Result(name, Stats(0.06, 0.06, 0.06, 0.06, 9), memory={"params": 9})
+    dots = tradeoff.chart([Entry(name, result=result)], "measured").figure["data"][-1]
+    [wide], [narrow] = dots["text"], dots["meta"]["narrow"]["text"]
+    assert len(wide) == len(narrow) == MAX_TICK and dots["customdata"] == [name]
     for figure in (drawn, stairs):
         labels = figure["layout"]["yaxis"]["ticktext"]
         assert any("xx…xx" in label for label in labels)
