@@ -17,10 +17,14 @@ from parallel_core.spec import RunSpec
 WARM_UP = "train.lr_warmup_steps"
 NO_SPACE = "No space left on device"
 """The operating system's message about a full disk."""
+BREAKS = {"out_of_memory": ("memory_hog",), "not_finite": ("high_lr", "high_scale", "flipped_bit")}
+"""Cause -> the kinds of injected faults that can end a run so."""
 
 
 def fix(run: Run) -> str:
     """The one change that would most likely fix a failed run."""
+    if injected := _injected(run):
+        return f"Clone it without the fault “{injected}” that it injects: a run can end so by that alone."
     if run.cause == "out_of_memory":
         return _less_memory(run)
     if "ReplicasDiffer" in run.detail:
@@ -41,6 +45,12 @@ def fix(run: Run) -> str:
         "not_finite": f"{again} at a lower learning rate, or one that warms up (“{short_label(WARM_UP)}”).",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _injected(run: Run) -> str:
+    """The title of a fault in its spec that can have ended it; "" without one."""
+    kinds = ("flipped_bit",) if "ReplicasDiffer" in run.detail else BREAKS.get(run.cause, ())
+    return next((fault.title for fault in RunSpec.stored(run.spec).inject if fault.kind in kinds), "")
 
 
 def _of_its_checkpoint(run: Run) -> bool:

@@ -114,6 +114,24 @@ def test_every_cause_has_a_next_step(alice: Any, cause: str) -> None:
     assert fix(failed(alice, cause)).endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("cause", "detail", "kind", "title"),
+    [
+        ("out_of_memory", "Rank 1 ran out of memory.", "memory_hog", "Memory hog"),
+        ("not_finite", "The loss is not finite since step 9.", "high_lr", "Learning rate too high"),
+        ("user_code", "ReplicasDiffer: step 4", "flipped_bit", "Flipped bit"),
+        ("out_of_memory", "Rank 1 ran out of memory.", "slow_data", None),
+    ],
+)
+def test_a_run_that_breaks_itself_is_told_to_leave_that_out(
+    alice: Any, cause: str, detail: str, kind: str, title: str | None
+) -> None:
+    run = failed(alice, cause, detail)
+    run.spec["inject"] = [{"kind": kind}]
+    said = fix(run)
+    assert said.startswith("Clone it ") and (f"without the fault “{title}”" in said) is (title is not None)
+
+
 def test_a_full_disk_is_no_damaged_checkpoint(alice: Any) -> None:
     run = failed(alice, "user_code", "Rank 0 failed: CheckpointError: [Errno 28] No space left on device")
     run.resume_run = failed(alice)
