@@ -35,7 +35,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "sentence": found.sentence,
         "limit": _limit(trace),
         "chart": chart(trace.spans, trace.layout, times.measured, made, step=trace.step) if made else None,
-        "run_address": run_address(form.change(), made) if made and not trace.run.injected else "",
+        "run_address": run_address(run, form.change(), made) if made and not trace.run.injected else "",
         "settles": not Prediction.objects.filter(run=run, disturbed=True, left_out="").exists(),
         "ideas": ideas(trace),
         "check": check(times.unchanged, times.measured),
@@ -45,14 +45,14 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def run_address(change: Change, made: Replay) -> str:
-    """The address of New run with the change, if it changes only schedule and micro-batches; else ''."""
+def run_address(run: Run, change: Change, made: Replay) -> str:
+    """The address of New run with the run's spec changed, if that changes only schedule and micro-batches; else ''."""
     unchanged = Change()
     others = replace(change, schedule="", micro_batches=0, early_gradients=False)
     if change == unchanged or others != unchanged:
         return ""
     asked = made.spec.model_dump(mode="json", exclude_defaults=True)
-    return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}"
+    return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked), 'whatif': run.pk})}"
 
 
 def _limit(trace: Trace) -> str:

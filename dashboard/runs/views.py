@@ -57,14 +57,16 @@ def _initial(
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def new(request: HttpRequest) -> HttpResponse:
-    """GET: the form, from `?preset=`, `?weights=` (of a worker), or `?spec=` (JSON).
+    """GET: the form, from `?preset=`, `?weights=` (of a worker), or `?spec=` (JSON), the last with `?whatif=`: the run
+    of which that is a changed spec; it has its name, hosts and devices, too.
 
     POST: queue the run, or show what is wrong (422) with everything kept.
     """
     if request.method == "POST":
         return _create(request)
     if text := request.GET.get("spec", ""):
-        return _loaded(request, SpecForm({"spec": text}))
+        changed = Run.objects.filter(pk=number(request.GET.get("whatif")) or 0).first()
+        return _loaded(request, SpecForm({"spec": text}), changed)
     if (spec := weights.spec_of(request.GET.get("weights", ""), FleetSnapshot.now())) is not None:
         return _form_page(request, _initial(spec), given=SpecForm(), begun=spec["train"]["weights"])
     preset = BY_KEY.get(request.GET.get("preset", ""), PRESETS[0])
@@ -78,11 +80,14 @@ def load(request: HttpRequest) -> HttpResponse:
     return _loaded(request, SpecForm(request.POST, request.FILES))
 
 
-def _loaded(request: HttpRequest, given: SpecForm) -> HttpResponse:
-    """The form with the spec that was given, its errors at their fields; with the first preset if it is none."""
+def _loaded(request: HttpRequest, given: SpecForm, changed: Run | None = None) -> HttpResponse:
+    """The form with the spec that was given, its errors at their fields; with the first preset if it is none.
+    `changed`: the run that it differs from by what was asked in its What if."""
     if not given.is_valid():
         return _form_page(request, _initial(PRESETS[0].spec), 422, preset=PRESETS[0], given=given)
-    return _form_page(request, _initial(given.cleaned_data["spec"]), given=SpecForm(), loaded=True)
+    name = _name_of_next(changed, "what if") if changed else ""
+    form = _initial(given.cleaned_data["spec"], like=changed, name=name)
+    return _form_page(request, form, given=SpecForm(), loaded=True, changed=changed)
 
 
 def _create(request: HttpRequest) -> HttpResponse:

@@ -10,12 +10,13 @@ import pytest
 from django.test import Client
 
 from dashboard.runs import whatif_replay, whatif_words
-from dashboard.runs.models import SpanChunk
+from dashboard.runs.models import Run, SpanChunk
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.replay import GATHERS_ASIDE, Change, Replay
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.plain import plain, unmarked
 from tests.dashboard.test_run_inspect import PIPELINE, tab, traced
 
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
@@ -73,6 +74,21 @@ def test_ideas_are_sorted_and_lead_to_themselves(client: Client, alice: Any) -> 
     client.force_login(alice)
     for idea in found:
         assert "or take a line of the table" not in tab(client, run, idea["address"])
+
+
+def test_a_change_is_tried_on_the_devices_of_its_run_and_named_after_it(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    Run.objects.filter(pk=run.pk).update(name="Slow one", run_on="yard-a:0,1")
+    client.force_login(alice)
+    address = client.get(f"/runs/{run.pk}/?tab=whatif&schedule=zb-h1").context["run_address"]
+    answer = client.get(address)
+    form = answer.context["form"]
+    assert (form["name"].value(), form["run_on"].value()) == ("Slow one (what if)", "yard-a:0,1")
+    assert form["parallel__schedule"].value() == "zb-h1"
+    said = unmarked(plain(answer.content.decode()))
+    assert f"The spec of run {run.pk} with what you asked in its What if, on the same devices." in said
+    gone = client.get(address.replace(f"whatif={run.pk}", "whatif=999"))
+    assert gone.status_code == 200 and gone.context["form"]["name"].value() == "", "of a run deleted meanwhile"
 
 
 def test_tabs_use_the_cut_that_was_trained(client: Client, alice: Any) -> None:
