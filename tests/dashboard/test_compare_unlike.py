@@ -69,7 +69,7 @@ def test_the_cap_of_one_run_is_no_limit_of_another(reader: Client, alice: Any) -
     Run.objects.filter(pk=b.pk).update(spec={**b.spec, "trace": capped["trace"]})
     assert "limit 4 GiB" in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["charts"]["memory"].subtitle
     Run.objects.filter(pk=a.pk).update(spec={**a.spec, "trace": capped["trace"]})
-    assert "limit 3.8 MiB" in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["charts"]["memory"].subtitle
+    assert "limit 3.81 MiB" in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["charts"]["memory"].subtitle
 
 
 def test_what_trains_nothing_is_left_out_and_said_so(reader: Client, alice: Any) -> None:
