@@ -65,7 +65,8 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         return _create(request)
     if text := request.GET.get("spec", ""):
-        changed = Run.objects.filter(pk=number(request.GET.get("whatif")) or 0).first()
+        whatif = number(request.GET.get("whatif"))
+        changed = Run.objects.filter(pk=whatif).first() if whatif else None
         return _loaded(request, SpecForm({"spec": text}), changed)
     if (spec := weights.spec_of(request.GET.get("weights", ""), FleetSnapshot.now())) is not None:
         return _form_page(request, _initial(spec), given=SpecForm(), begun=spec["train"]["weights"])
