@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.contrib.auth import get_user_model
 
+from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.studies import joining
 from dashboard.studies.kinds import KINDS, UNOFFERED
@@ -23,6 +24,13 @@ def require_study(pk: int | None) -> Study | None:
     if pk is not None and found is None:
         raise Invalid({joining.FIELD: f"There is no study {pk}."})
     return found
+
+
+def require_run(pk: int | None, field: str) -> int | None:
+    """Returns the number; None where no run is named. Raises Invalid at `field` if there is no such run."""
+    if pk is not None and not Run.objects.filter(pk=pk).exists():
+        raise Invalid({field: f"There is no run {pk}."})
+    return pk
 
 
 def require_kind(name: str) -> None:

@@ -13,7 +13,7 @@ from ninja import Path, Query, Router, Status
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.idempotency import Key, made_once
-from dashboard.api.named import require_owner, require_study
+from dashboard.api.named import require_owner, require_run, require_study
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.api.thin_schemas import ThinIn, ThinnedOut
 from dashboard.api.waiting import MOST_S
@@ -84,6 +84,7 @@ def _submission(payload: s.SubmitIn) -> submission.Submission:
         "priority": levels.read(payload.priority) or 0,
         "anyway": payload.anyway,
         "resume_from": {"run": named.run, "step": named.step} if named else None,
+        "based_on": require_run(payload.based_on, "based_on"),
     }
 
 
@@ -265,6 +266,7 @@ def detail(run: Run) -> dict[str, Any]:
         "retries_left": run.retries_left,
         "cancel_requested_at": run.cancel_requested_at,
         "resume_from": None if run.resume_step is None else {"run": run.resume_run_id, "step": run.resume_step},
+        "based_on": run.based_on_id,
         **_checkpoints(run),
         "task": run.task,
         "thinned": ThinnedOut.of(thinned(run)),

@@ -106,6 +106,9 @@ class SubmitIn(Body):
     priority: PriorityName = "normal"
     anyway: bool = False
     resume_from: ResumeFrom | None = None
+    based_on: Annotated[Id | None, Field(description="the run whose spec this one changes, to be named beside it")] = (
+        None
+    )
     study: Annotated[
         Id | None, Field(description="yours, which the run joins: it then runs with nothing beside it")
     ] = None
@@ -220,6 +223,7 @@ class RunDetail(RunOut):
     hosts: int = Field(description="over how many its ranks are spread evenly; 0: as few as it takes")
     placed: list[Placed] = Field(description="where its newest attempt is, or was; empty before the first")
     resume_from: ResumedFrom | None = Field(description="the checkpoint it begins from; null of one that begins anew")
+    based_on: int | None = Field(description="the run whose spec it changes; null of one made from no other")
     checkpoints: list[int] = Field(
         description="at how many steps done it can be resumed; none that a run found damaged"
     )

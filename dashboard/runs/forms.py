@@ -120,6 +120,7 @@ class RunForm(Form):
     resume_from = forms.CharField(
         required=False, label="Resume from", help_text="run:step of a checkpoint; empty begins anew"
     )
+    based_on = forms.CharField(required=False, widget=forms.HiddenInput)
     upload = forms.FileField(
         required=False,
         allow_empty_file=True,
@@ -222,6 +223,7 @@ class RunForm(Form):
             "retries": clean["retries"],
             "anyway": clean["anyway"],
             "resume_from": clean["resume_from"],
+            "based_on": number(clean["based_on"]),
             "host_count": int(clean["hosts"] or 0),
             "run_on": clean["run_on"],
             "priority": clean["priority"],

@@ -111,6 +111,8 @@ class Run(models.Model):
     resume_step = models.IntegerField(null=True, blank=True)
     """The first attempt begins from `resume_run`'s checkpoint after `resume_step` steps. Both or neither are
     set when it is queued; a step without a run: the run has been deleted since."""
+    based_on = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="variants")
+    """The run whose spec this one changes, as it was queued by Clone, What if or Resume as."""
     task = models.JSONField(default=dict, blank=True)
     """What to do instead of training: the text to generate from that checkpoint
     (parallel_core.generation_request.TextRequest), or {"links": [two workers]} to time messages between them; {} for a

@@ -68,6 +68,7 @@ class RunRequest(TypedDict, total=False):
     task: dict[str, Any] | None
     host_count: int
     repeats: int | None
+    based_on: int | None
     anyway: bool
     run_on: str
     priority: int
@@ -131,11 +132,17 @@ def write(prepared: Prepared) -> list[Run]:
 
 
 def _hold_sources(runs: Sequence[Run]) -> None:
-    """Keeps the runs from whose checkpoints these begin from being deleted until the transaction ends."""
-    wanted = {run.resume_run_id for run in runs if run.resume_run_id is not None}
-    held = Run.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
-    if gone := wanted.difference(held.values_list("pk", flat=True) if wanted else ()):
+    """Keeps the runs from whose checkpoints these begin, or on whose specs these are based, from being deleted until
+    the transaction ends; forgets one of the latter that has been deleted already."""
+    begun = {run.resume_run_id for run in runs if run.resume_run_id is not None}
+    wanted = begun | {run.based_on_id for run in runs if run.based_on_id is not None}
+    rows = Run.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
+    held = set(rows.values_list("pk", flat=True)) if wanted else set()
+    if gone := begun - held:
         raise Gone({resuming.FIELD: f"There is no run {min(gone)}."})
+    for run in runs:
+        if run.based_on_id not in held:
+            run.based_on_id = None
 
 
 @transaction.atomic
@@ -181,6 +188,7 @@ def _checked(owner: Any, request: RunRequest) -> Run:
         run_on=request.get("run_on", "") if study is None else study.run_on,
         priority=request.get("priority", 0) if study is None else levels.allowed(owner, study.priority),
         repeats_id=request.get("repeats"),
+        based_on_id=request.get("based_on"),
         needs_memory=None if task or request.get("anyway") else predicted_need(parsed),
         name=clean_name or label(parsed)[: limits.MAX_NAME],
         tags=tags,

@@ -136,6 +136,7 @@ class Submission(TypedDict, total=False):
     retries: int
     anyway: bool
     resume_from: ResumeFrom | None
+    based_on: int | None
     host_count: int
     run_on: str
     priority: int

@@ -44,10 +44,11 @@ def _form_page(request: HttpRequest, form: RunForm, status: int = 200, **more: A
 def _initial(
     spec: dict[str, Any], resume_from: ResumeFrom | None = None, like: Run | None = None, **words: Any
 ) -> RunForm:
-    """The form filled with a spec; `like`: a run, for over how many hosts and on which devices."""
+    """The form filled with a spec; `like`: the run on which it is based, for over how many hosts and on which
+    devices."""
     hosts, run_on = (like.host_count, like.run_on) if like else (0, "")
     spelt = f"{resume_from['run']}:{resume_from['step']}" if resume_from else ""
-    words |= {"resume_from": spelt, "hosts": str(hosts), "run_on": run_on}
+    words |= {"resume_from": spelt, "hosts": str(hosts), "run_on": run_on, "based_on": like.pk if like else ""}
     form = RunForm(initial={**spec_loading.form_values(spec), **words})
     form.assessment = submission.assess(spec, resume_from, hosts, run_on)
     form.show(form.assessment.errors)

@@ -28,7 +28,11 @@ def add_run(request: HttpRequest, pk: int) -> HttpResponse:
     joining.check(study, request.user)
     if request.method != "POST":
         spec = study.baseline.spec if study.baseline else study.base
-        queued = {"run_on": study.run_on, "priority": Priority(study.priority).word}
+        queued = {
+            "run_on": study.run_on,
+            "priority": Priority(study.priority).word,
+            "based_on": study.baseline_id or "",
+        }
         form = RunForm(initial={**spec_fields.from_spec(spec), **queued})
         form.assessment = submission.assess(spec, where=study.run_on)
         return _page(request, study, form)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from dashboard.runs.form_words import value_words
+from dashboard.runs.differences import Difference, flat
 from dashboard.runs.metrics import left_out
 from dashboard.runs.places import Place
 from dashboard.runs.samples import samples_after
-from dashboard.runs.spec_fields import ENTRIES
 from dashboard.studies import streams
 from dashboard.studies.comparability import same_work
 from dashboard.studies.overviews import Overview, Row
@@ -33,46 +32,12 @@ UNLIKE = (
     ("train.corpus", "data"),
     ("train.precision", "precision"),
 )
-OTHER_FIELDS = {"inject": "Broken on purpose", "hosts": "Ran on", "devices": "Device"}
 UNEQUAL_STEPS = "Their traced steps train different numbers of samples, so none of their parts are compared."
 BELOW = "already below it where it began"
 """For a run resumed from a checkpoint whose loss was below the target already: the time is not its own."""
 TIMES = "Times are sums of step times: reference work and checks between steps are left out."
 SHOWN = 4
 """The most runs whose steps a sentence names."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A field of the spec with the value in each run, in the order of the page."""
-
-    field: str
-    values: Sequence[str]
-
-    @property
-    def words(self) -> str:
-        """The field's label in the New run form; of what is no field there, words of its own."""
-        return ENTRIES[self.field].label if self.field in ENTRIES else OTHER_FIELDS[self.field]
-
-
-def flat(spec: RunSpec) -> dict[str, Any]:
-    """`{dotted field: value}`; without a pipeline the schedule is None, whatever the spec has."""
-    sections = spec.model_dump(mode="json", exclude={"inject"})
-    plain = {f"{section}.{leaf}": value for section, values in sections.items() for leaf, value in values.items()}
-    if spec.parallel.pp == 1:
-        plain["parallel.schedule"] = None
-    return plain | {"inject": ", ".join(fault.spelt for fault in spec.inject) or None}
-
-
-def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
-    """Returns the fields that differ between the specs, and the number of fields that do not."""
-    tables = [flat(spec) for spec in specs]
-    out = [
-        Difference(field, [_value(field, table[field]) for table in tables])
-        for field in (tables[0] if tables else {})
-        if any(table[field] != tables[0][field] for table in tables)
-    ]
-    return out, len(tables[0]) - len(out) if tables else 0
 
 
 def placed_apart(places: Sequence[Place]) -> list[Difference]:
@@ -83,12 +48,6 @@ def placed_apart(places: Sequence[Place]) -> list[Difference]:
         for field, every in sides.items()
         if len({names for names in every if names}) > 1
     ]
-
-
-def _value(field: str, value: Any) -> str:
-    """The value as the New run form shows it: the label of a choice, lists with commas, a cap in MiB; "none" for
-    nothing."""
-    return value_words(field, value) or "none"
 
 
 def unlike(specs: Sequence[RunSpec]) -> str:

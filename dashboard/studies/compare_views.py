@@ -17,6 +17,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.theme import LEGEND
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
+from dashboard.runs.differences import differences
 from dashboard.runs.findings import case_of
 from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run, State
@@ -50,7 +51,7 @@ def compare_page(request: HttpRequest) -> HttpResponse:
     live = live_context(runs)
     view, rows = live["view"], live["rows"]
     specs = [row.spec for row in rows]
-    differing, same = compare.differences(specs)
+    differing, same = differences(specs)
     places = [view.places.get(row.run.pk, NOWHERE) for row in rows]
     unlike = " ".join(filter(None, (compare.unlike(specs), compare.begun(rows))))
     context = {

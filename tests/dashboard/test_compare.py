@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from django.test import Client
 
+from dashboard.runs.differences import differences, flat
 from dashboard.runs.models import RankInfo, Run, SeriesChunk
 from dashboard.studies import compare, compare_views
 from dashboard.studies.models import Study
@@ -22,19 +23,19 @@ def spec(**sections: Any) -> RunSpec:
 
 
 def test_only_differing_fields_are_listed() -> None:
-    found, same = compare.differences([spec(parallel={"dp": 2}), spec(parallel={"tp": 2}), spec()])
+    found, same = differences([spec(parallel={"dp": 2}), spec(parallel={"tp": 2}), spec()])
     assert [(d.field, d.values) for d in found] == [("parallel.dp", ["2", "1", "1"]), ("parallel.tp", ["1", "2", "1"])]
     assert [d.words for d in found] == ["Data parallel", "Tensor parallel"]
-    assert same == len(compare.flat(spec())) - 2
+    assert same == len(flat(spec())) - 2
 
 
 def test_a_run_without_a_pipeline_has_no_schedule() -> None:
-    found, _ = compare.differences([spec(parallel={"dp": 2}), spec(parallel={"pp": 2, "schedule": "1f1b"})])
+    found, _ = differences([spec(parallel={"dp": 2}), spec(parallel={"pp": 2, "schedule": "1f1b"})])
     assert ("parallel.schedule", ["none", "1F1B"]) in [(d.field, d.values) for d in found]
 
 
 def test_a_memory_cap_is_in_the_unit_of_its_label() -> None:
-    found, _ = compare.differences([spec(trace={"memory_cap": 96 * 2**20}), spec()])
+    found, _ = differences([spec(trace={"memory_cap": 96 * 2**20}), spec()])
     assert [(d.words, d.values) for d in found] == [("Memory cap, MiB a rank", ["96", "none"])]
 
 
@@ -241,7 +242,7 @@ def test_scaling_is_not_judged_of_other_work_or_machines(reader: Client, alice: 
 
 
 def test_empty_lists_of_a_spec_are_none(reader: Client) -> None:
-    found, _ = compare.differences([spec(), spec(trace={"profile_steps": [8, 9]})])
+    found, _ = differences([spec(), spec(trace={"profile_steps": [8, 9]})])
     assert [d.values for d in found] == [["none", "8, 9"]]
 
 
