@@ -106,6 +106,7 @@ def change(spec: Path, **train: int) -> None:
     spec.write_text(json.dumps(values))
 
 
+@pytest.mark.full
 def test_the_page_of_the_command_line_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

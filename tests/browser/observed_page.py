@@ -16,11 +16,6 @@ from tests.yard_process import tiny, wait_for
 WIDE: ViewportSize = {"width": 1440, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-LOOKS = {
-    "type": "rule",
-    "values": ["color-contrast", "link-in-text-block", "scrollable-region-focusable", "target-size"],
-}
-"""The rules beyond WCAG whose result depends on colours and width."""
 HOSTILE = "<img src=x onerror=\"window.hacked='yes'\"><b>bold</b>"
 """A name that would run a script wherever it were inserted as HTML, and appear in bold where only scripts are
 blocked.
@@ -59,14 +54,14 @@ class Troubles:
         return [text for text in self.found if not any(part in text for part in self.expected)]
 
 
-def endless() -> dict[str, Any]:
+def endless(wait_ms: int = 120) -> dict[str, Any]:
     """A spec that runs until it is cancelled, with steps slow enough to be watched one by one. It takes two devices and
-    mostly waits for its data, which leaves the processor to the browser and the yard.
+    mostly waits for its data, `wait_ms` a step, which leaves the processor to the browser and the yard.
     """
     return {
         **tiny(STEPS, pp=2, schedule="naive"),
         "trace": {"trace_every": 5},
-        "inject": [{"kind": "slow_data", "ms": 120}],
+        "inject": [{"kind": "slow_data", "ms": wait_ms}],
     }
 
 

@@ -94,6 +94,7 @@ def opened(page: Page, address: str, window: tuple[float, float]) -> dict[str, A
     return dict(page.evaluate(PART, window))
 
 
+@pytest.mark.full
 def test_bars_stand_where_the_axis_says_and_say_what_they_are(
     page: Page, troubles: Troubles, long: dict[str, str]
 ) -> None:

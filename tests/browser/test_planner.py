@@ -76,6 +76,7 @@ def test_judge_gives_its_verdict_first(page: Page) -> None:
     expect(page.locator("#verdict")).to_contain_text("A works")
 
 
+@pytest.mark.full
 def test_a_long_search_is_waited_for_without_a_reload(page: Page, yard: YardProcess) -> None:
     analyst = yard.part("manage.py", "analyst")
     page.goto("/planner/accuracy/")
@@ -132,6 +133,7 @@ def test_names_of_rows_have_room_on_a_phone(window: Callable[..., Page], session
     assert page.evaluate(OVERLAPS) == []
 
 
+@pytest.mark.full
 def test_a_text_too_long_for_a_tab_to_keep_is_refused_without_an_error_of_the_page(
     page: Page, troubles: Troubles
 ) -> None:

@@ -84,6 +84,7 @@ def form(**changes: str) -> dict[str, str]:
     return {name: value for name, value in {**values, **changes}.items() if value is not False}
 
 
+@pytest.mark.full
 def test_a_run_on_an_uploaded_text_succeeds_without_a_shared_disk(deployment: Deployment, client: httpx.Client) -> None:
     with listening(client, "runs") as (_, lines):
         answer = client.post("/runs/new/", data=form(), files={"upload": ("squares.txt", TEXT)})

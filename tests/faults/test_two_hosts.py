@@ -93,6 +93,7 @@ def test_a_run_that_no_host_can_hold_alone_goes_over_both(
     assert page.status_code == 200 and SECOND in page.text
 
 
+@pytest.mark.full
 def test_the_links_between_them_are_timed(yard: YardProcess, client: httpx.Client, second: SecondHost) -> None:
     names = [worker["name"] for worker in client.get("/api/v1/workers").json()["data"]]
     answer = client.post("/runs/links", data={"first": names[0], "second": names[1]})

@@ -225,7 +225,7 @@ def test_a_cap_on_tensors_leaves_the_allocator_room_for_libraries(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without CUDA")
-@pytest.mark.parametrize("trace", [{}, {"memory_cap": 1 << 30}])
+@pytest.mark.parametrize("trace", [pytest.param({}, marks=pytest.mark.full), {"memory_cap": 1 << 30}])
 def test_a_host_without_cuda_says_so(trace: dict[str, int], tmp_path: Path) -> None:
     spec = RunSpec.model_validate({"train": {"device": "cuda", "global_batch": 1}, "trace": trace})
     with LocalRunner() as runner:

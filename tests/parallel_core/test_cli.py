@@ -199,7 +199,7 @@ def endless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[su
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_ctrl_c_and_term_save_and_leave_no_process(
     endless: tuple[subprocess.Popen[str], dict[int, int]], number: int, tmp_path: Path
 ) -> None:

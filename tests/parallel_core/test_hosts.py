@@ -121,7 +121,9 @@ def over_two(
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
-@pytest.mark.parametrize("split", [{"dp": 2}, {"tp": 2}, {"pp": 2, "dp": 2, "micro_batches": 4}])
+@pytest.mark.parametrize(
+    "split", [{"dp": 2}, pytest.param({"tp": 2}, marks=pytest.mark.full), {"pp": 2, "dp": 2, "micro_batches": 4}]
+)
 def test_the_numbers_are_those_of_one_host(
     split: dict[str, int], hosts: tuple[Host, Host], one_host: LocalRunner, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_term_ends_the_server_in_order(yard: Yard) -> None:
     yard.until("lost")
 
 
+@pytest.mark.full
 def test_a_term_to_the_server_gives_ranks_the_time_that_its_client_gives_them(yard: Yard) -> None:
     """systemd and batch systems signal every process: what ranks need to save is longer than what a fault allows."""
     folder = yard.start(1, "ignore_term", "ignore_term")
@@ -137,6 +138,7 @@ def test_closing_the_client_leaves_nothing(yard: Yard) -> None:
     assert processes.wait_gone([*yard.ranks(1).values(), (yard.server.pid, 0)], 0) == []
 
 
+@pytest.mark.full
 def test_a_client_that_dies_has_its_ranks_killed_without_a_word(tmp_path: Path) -> None:
     """After SIGTERM the ranks, and with them ranks on other hosts, would save and exit as if the run were only
     interrupted; therefore they get SIGKILL.

@@ -60,7 +60,7 @@ def _sum(rank: int, group: Group) -> float:
     return float(told)
 
 
-@pytest.mark.parametrize("memory", ["1", "0"])
+@pytest.mark.parametrize("memory", ["1", pytest.param("0", marks=pytest.mark.full)])
 def test_every_rank_asks_and_its_members_get_it(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(host_memory.SWITCH, memory)
     spec = RunSpec.model_validate({"parallel": {"dp": 6}, "train": {"global_batch": 6}})

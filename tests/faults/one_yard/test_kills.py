@@ -32,6 +32,7 @@ def test_a_killed_rank_fails_the_run_and_names_rank_and_signal(yard: YardProcess
     assert steps == list(range(len(steps)))
 
 
+@pytest.mark.full
 def test_a_killed_fork_server_fails_the_run_and_the_next_one_works(yard: YardProcess, client: httpx.Client) -> None:
     run, pids = started(yard, client, paced(LONG, tp=2))
     yard.part("parallel_core.launch").kill()
@@ -71,6 +72,7 @@ def test_a_killed_part_loses_and_doubles_nothing(yard: YardProcess, client: http
     assert series(client, run) == list(range(120))
 
 
+@pytest.mark.full
 def test_a_killed_web_process_takes_its_own_with_it_and_comes_back(yard: YardProcess, client: httpx.Client) -> None:
     run = stepping(yard, client, paced(60, dp=2))
     arbiter = yard.part("gunicorn")
