@@ -1,12 +1,15 @@
-"""What a run changes of the run whose spec it was made from."""
+"""What a run changes of the run whose spec it was made from, and what a replay of another run predicted for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dashboard.ledger.models import Prediction
 from dashboard.runs.differences import differences
 from dashboard.runs.form_words import short_label
 from dashboard.runs.models import Run
+from dashboard.runs.page_tiles import off_text
+from parallel_core.analysis.quantities import seconds_text
 from parallel_core.spec import RunSpec
 
 SHOWN = 4
@@ -43,6 +46,27 @@ def origin_of(run: Run) -> Origin | None:
     found, _ = differences([RunSpec.stored(source.spec), RunSpec.stored(run.spec)])
     changes = [Change(short_label(one.field) or one.words, *map(_clipped, one.values)) for one in found[:SHOWN]]
     return Origin(source, changes, len(found) - len(changes))
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """What the replay of a run (with its name alone) predicted for another run's step, in words."""
+
+    run: Run
+    words: str
+
+
+def foretold(run: Run) -> Foretold | None:
+    """The What if of another run that predicted this one, and once it has ended how far off that was; None if there is
+    none. Nothing is said of the error where others used the devices, or these were others than those replayed."""
+    said = Prediction.objects.filter(run=run, replayed_seconds__gt=0).first()
+    source = Run.objects.only("name").filter(foresaw=said).first() if said else None
+    if said is None or said.replayed_seconds is None or source is None:
+        return None
+    words = f"{seconds_text(said.replayed_seconds)} a step"
+    if said.measured_seconds and not (said.noisy or said.elsewhere):
+        words += f", {off_text(said.replayed_seconds / said.measured_seconds - 1)}"
+    return Foretold(source, words)
 
 
 def _clipped(value: str) -> str:

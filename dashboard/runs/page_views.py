@@ -31,7 +31,7 @@ from dashboard.runs import (
 from dashboard.runs.damaged import damaged
 from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.runs.origin import origin_of
+from dashboard.runs.origin import foretold, origin_of
 from dashboard.runs.page_starting import age_text, placed
 from dashboard.runs.page_tabs import OF_TEXT, TABS, tab_context
 from dashboard.runs.page_tiles import tiles
@@ -131,6 +131,7 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "weights": generating.weights_of(run),
         "beginning": beginning(attempt) if attempt else "",
         "origin": origin_of(run),
+        "foretold": foretold(run),
         "checkpoints": resuming.sound(run),
         "damaged": damaged(run).values(),
         "may_generate": may_submit(request.user) and generating.able(run),

@@ -12,6 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.api.models import Scope
+from dashboard.ledger.models import Prediction
 from dashboard.runs import origin, services, spec_fields
 from dashboard.runs.models import Run
 from dashboard.runs.submission import Submission
@@ -110,3 +111,25 @@ def test_the_api_names_it_and_refuses_a_run_that_there_is_not(
 @pytest.mark.parametrize("given", ["", "x", "999999"])
 def test_a_form_whose_origin_means_nothing_is_queued_without_one(member: Client, source: Run, given: str) -> None:
     assert sent(member, f"/runs/{source.pk}/clone", based_on=given).based_on is None
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "52 ms a step"),
+        ({"measured_seconds": 0.05}, "52 ms a step, 4 % too high"),
+        ({"measured_seconds": 0.05, "disturbed": True}, "52 ms a step"),
+        (
+            {"measured_seconds": 0.05, "disturbed": True, "left_out": "Unmeasured."},
+            "52 ms a step, 4 % too high",
+        ),
+        ({"measured_seconds": 0.05, "elsewhere": True}, "52 ms a step"),
+    ],
+)
+def test_what_a_replay_predicted_stands_on_the_page_of_the_run(
+    member: Client, alice: Any, source: Run, more: dict[str, Any], words: str
+) -> None:
+    run = factory.queued(alice)
+    assert origin.foretold(run) is None
+    Prediction.objects.filter(run=run).update(replayed=source, replayed_seconds=0.052, **more)
+    assert f"What if of first predicted {words}." in flat(member.get(f"/runs/{run.pk}/").content.decode())
