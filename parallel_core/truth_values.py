@@ -1,11 +1,12 @@
-"""Refuses true and false where a number is needed: pydantic would read them as 1 and 0."""
+"""Refuses true and false where a number is needed: pydantic would read them as 1 and 0. What was JSON, which has types
+of its own, is refused a text for a number, too, and anything else for true and false."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, model_validator
 
@@ -23,12 +24,53 @@ class NumbersAreNumbers(BaseModel):
         return data
 
 
-class _Numbers(NamedTuple):
-    """What a field takes: numbers but neither true nor false, as its value or in a list; fields of `models`."""
+class TypesOfJson(NumbersAreNumbers):
+    """A model whose input was JSON: no text is a number for it, and only true and false are truth values. So it is in
+    its lists and in the models of its fields. All such values are named at once, each at its place."""
 
-    itself: bool
-    items: bool
+    @model_validator(mode="before")
+    @classmethod
+    def _types(cls, data: Any) -> Any:
+        return _unconverted((cls,), data) if isinstance(data, dict) else data
+
+
+class _Takes(NamedTuple):
+    """What a field takes: the types of its value and of the items of its list; the models among them."""
+
+    itself: frozenset[type]
+    items: frozenset[type]
     models: tuple[type[BaseModel], ...]
+
+    @property
+    def unchecked(self) -> tuple[type[BaseModel], ...]:
+        """Those that do not refuse true and false by themselves."""
+        return tuple(model for model in self.models if not issubclass(model, NumbersAreNumbers))
+
+
+_OTHER = object()
+"""Stands for a value of another type than its field's: pydantic converts it to nothing, and so says what is needed."""
+
+
+def _unconverted(models: tuple[type[BaseModel], ...], data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the data of one of `models` with `_OTHER` for each value that pydantic would convert."""
+    fields = _fields(models)
+    return {name: _typed(fields[name], value) if name in fields else value for name, value in data.items()}
+
+
+def _typed(takes: _Takes, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_alone(takes.items, takes.models, item) for item in value]
+    return _alone(takes.itself, takes.models, value)
+
+
+def _alone(kinds: frozenset[type], models: tuple[type[BaseModel], ...], value: Any) -> Any:
+    if isinstance(value, dict):
+        return _unconverted(models, value)
+    number, truth = bool(kinds & {int, float}), bool in kinds
+    if isinstance(value, str):
+        return _OTHER if (number or truth) and str not in kinds else value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return _OTHER if is_number and truth and not number else value
 
 
 def _refuse(models: tuple[type[BaseModel], ...], data: dict[str, Any], at: str) -> None:
@@ -39,41 +81,40 @@ def _refuse(models: tuple[type[BaseModel], ...], data: dict[str, Any], at: str) 
         takes = fields.get(name)
         if takes is None:
             continue
-        if takes.itself and isinstance(value, bool):
+        if _only_numbers(takes.itself) and isinstance(value, bool):
             raise rule_error((at + name,), f"A number is needed; got {value}.")
-        if takes.models and isinstance(value, dict):
-            _refuse(takes.models, value, f"{at}{name}.")
+        if takes.unchecked and isinstance(value, dict):
+            _refuse(takes.unchecked, value, f"{at}{name}.")
         if isinstance(value, list | tuple):
             _refuse_items(takes, value, at + name)
 
 
-def _refuse_items(takes: _Numbers, values: list[Any] | tuple[Any, ...], at: str) -> None:
+def _refuse_items(takes: _Takes, values: list[Any] | tuple[Any, ...], at: str) -> None:
     for i, value in enumerate(values):
-        if takes.items and isinstance(value, bool):
+        if _only_numbers(takes.items) and isinstance(value, bool):
             raise rule_error((f"{at}.{i}",), f"A number is needed; got {value}.")
-        if takes.models and isinstance(value, dict):
-            _refuse(takes.models, value, f"{at}.{i}.")
+        if takes.unchecked and isinstance(value, dict):
+            _refuse(takes.unchecked, value, f"{at}.{i}.")
 
 
 @lru_cache
-def _fields(models: tuple[type[BaseModel], ...]) -> dict[str, _Numbers]:
-    """The fields of a section that may be any of several models; those that check themselves are left to that."""
+def _fields(models: tuple[type[BaseModel], ...]) -> dict[str, _Takes]:
+    """The fields of a section that may be any of several models."""
     found: dict[str, list[Any]] = {}
     for model in models:
         for name, field in model.model_fields.items():
             found.setdefault(name, []).append(field.annotation)
-    return {name: _numbers(annotations) for name, annotations in found.items()}
+    return {name: _takes(annotations) for name, annotations in found.items()}
 
 
-def _numbers(annotations: list[Any]) -> _Numbers:
-    itself = {kind for annotation in annotations for kind in _parts(annotation)}
-    items = {kind for annotation in annotations for kind in _parts(annotation, inside=True)}
-    made = (kind for kind in itself | items if issubclass(kind, BaseModel))
-    nested = tuple(sorted((kind for kind in made if not issubclass(kind, NumbersAreNumbers)), key=lambda k: k.__name__))
-    return _Numbers(_only_numbers(itself), _only_numbers(items), nested)
+def _takes(annotations: list[Any]) -> _Takes:
+    itself = frozenset(kind for annotation in annotations for kind in _parts(annotation))
+    items = frozenset(kind for annotation in annotations for kind in _parts(annotation, inside=True))
+    models = sorted((kind for kind in itself | items if issubclass(kind, BaseModel)), key=lambda kind: kind.__name__)
+    return _Takes(itself, items, tuple(models))
 
 
-def _only_numbers(kinds: set[type]) -> bool:
+def _only_numbers(kinds: frozenset[type]) -> bool:
     return bool(kinds & {int, float}) and bool not in kinds
 
 
@@ -85,7 +126,9 @@ def _parts(annotation: Any, inside: bool = False) -> Iterator[type]:
             yield annotation
         return
     origin = get_origin(annotation)
-    if origin in (Annotated, Union, UnionType):
+    if origin is Literal and not inside:
+        yield from {type(value) for value in get_args(annotation)}
+    elif origin in (Annotated, Union, UnionType):
         for part in get_args(annotation)[: 1 if origin is Annotated else None]:
             yield from _parts(part, inside)
     elif inside and origin in (list, tuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ninja import Schema
 from pydantic import ConfigDict
 
-from parallel_core.truth_values import NumbersAreNumbers
+from parallel_core.truth_values import TypesOfJson
 
 
-class Body(NumbersAreNumbers, Schema):
-    """The body of a request: it has no fields but those of its class."""
+class Body(TypesOfJson, Schema):
+    """The body of a request: it has no fields but those of its class, and each has the type that the schema says."""
 
     model_config = ConfigDict(extra="forbid")
