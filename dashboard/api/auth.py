@@ -88,7 +88,8 @@ WORKER: list[Any] = [WorkerToken()]
 
 def require_member(request: HttpRequest) -> None:
     """Raises HttpError 403 for viewers: a token never allows more than its owner may do at the moment. Raises Invalid
-    for query parameters that the address does not have, before anything is changed."""
+    for query parameters that the address does not have and fields that its form does not take, before anything is
+    changed."""
     from dashboard.api.parameters import unknown  # which imports all operations, and they this module
 
     if not may_submit(request.user):

@@ -9,6 +9,8 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from dashboard.api.models import Scope
+from dashboard.runs.models import Corpus
+from dashboard.traces.models import Trace
 from tests.dashboard.test_api import bearer
 
 pytestmark = pytest.mark.django_db
@@ -67,3 +69,29 @@ def test_a_trace_has_the_same_longest_name_here_as_on_its_page(client: Client, a
     body = {"files": SimpleUploadedFile("a.json", b"{}"), "name": "n" * 201}
     answer = client.post("/api/v1/traces", body, headers=bearer(alice, Scope.SUBMIT))
     assert answer.json()["error"]["fields"] == {"name": "At most 120 characters."}
+
+
+@pytest.mark.parametrize(
+    ("address", "own", "more", "fields"),
+    [
+        ("corpora", "upload", {"name": "mine"}, {"name": "There is no such field; those here are upload."}),
+        ("traces", "files", {"run": "1"}, {"run": "There is no such field; those here are files and name."}),
+        ("traces", "files", {"file": SimpleUploadedFile("b.json", b"{}")}, {"file": "There is no such field; those h"}),
+        ("traces", "files", {"name": ["a", "b"]}, {"name": "It is given more than once; one is taken."}),
+        (
+            "corpora",
+            "upload",
+            {"upload": [SimpleUploadedFile(n, b"text") for n in "ab"]},
+            {"upload": "It is given mor"},
+        ),
+    ],
+)
+def test_a_field_that_an_upload_does_not_have_is_named_and_nothing_kept(
+    client: Client, alice: Any, address: str, own: str, more: dict[str, Any], fields: dict[str, str]
+) -> None:
+    body = {own: SimpleUploadedFile("a.json", b"{}"), **more}
+    answer = client.post(f"/api/v1/{address}", body, headers=bearer(alice, Scope.SUBMIT))
+    said = answer.json()["error"]["fields"]
+    assert answer.status_code == 422 and said.keys() == fields.keys()
+    assert all(said[name].startswith(words) for name, words in fields.items())
+    assert not Trace.objects.exists() and not Corpus.objects.exists()
