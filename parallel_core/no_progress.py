@@ -43,8 +43,12 @@ class Watch:
 
 
 def still_for(folder: Path, ranks: Sequence[int], launched: float) -> float:
-    """Returns the seconds since any rank last moved, or since the launch (CLOCK_MONOTONIC) if that was later."""
-    ages = [where.age for rank in ranks if (where := progress.read(folder, rank))]
+    """Returns the seconds since any rank last moved, or since the launch (CLOCK_MONOTONIC) if that was later; 0 where a
+    page cannot be read, as with no file descriptor left: such a rank may be moving."""
+    try:
+        ages = [where.age for rank in ranks if (where := progress.read_or_raise(folder, rank))]
+    except OSError:
+        return 0.0
     return min([time.monotonic() - launched, *ages])
 
 

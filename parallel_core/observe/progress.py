@@ -71,12 +71,20 @@ def path(folder: Path, rank: int) -> Path:
 
 
 def read(folder: Path, rank: int) -> Where | None:
-    """Returns the position of a rank; None where it has not started. A page read during a write is off by at most one
-    operation."""
+    """Returns the position of a rank; None where it has not started, or its page cannot be read. A page read during a
+    write is off by at most one operation."""
+    try:
+        return read_or_raise(folder, rank)
+    except OSError:
+        return None
+
+
+def read_or_raise(folder: Path, rank: int) -> Where | None:
+    """As `read`, but raises OSError where there is a page that cannot be read: of that rank nothing is known."""
     try:
         page = path(folder, rank).read_bytes()
         step, moved, pid, op = _PAGE.unpack(page)
-    except (OSError, struct.error):
+    except (FileNotFoundError, struct.error):
         return None
     if not moved:  # created, but not yet written
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def test_the_rank_at_fault_is_shown_however_far_apart_the_ranks_are(tmp_path: Pa
         assert [word.strip("><") for word in words] == program[begin : begin + len(words)]
         assert len(words) in (8, 13), "six on either side; rank 3 has done one operation"
     assert report(tmp_path, range(4), 5.0, made).traceback == "\n".join([first, head, *shown])
+
+
+def test_a_page_that_cannot_be_read_stops_no_run(tmp_path: Path) -> None:
+    """Its rank may be moving; one that has no page has not started."""
+    Progress(tmp_path, 0).at(3, "0F3")
+    assert no_progress.still_for(tmp_path, [0, 1], time.monotonic() - 90) < 90
+    progress.path(tmp_path, 0).unlink()
+    assert no_progress.still_for(tmp_path, [0, 1], time.monotonic() - 90) >= 90
+    progress.path(tmp_path, 1).mkdir()
+    assert progress.read(tmp_path, 1) is None
+    assert no_progress.still_for(tmp_path, [0, 1], time.monotonic() - 90) == 0
 
 
 @pytest.mark.parametrize("every", [0, 5])
