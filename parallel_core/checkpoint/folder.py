@@ -221,16 +221,25 @@ def _put(where: Path, folder: Path, manifest: Manifest) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def add_held_out(folder: Path, step: int, held_out: float, keep: int) -> list[int]:
-    """Adds the held-out loss to the checkpoint of `step`, the newest in `folder`; then drops and returns as `publish`.
+def add_held_out(folder: Path, attempt: int, step: int, held_out: float, keep: int) -> list[int]:
+    """Adds the held-out loss to the checkpoint of `step` that `attempt` published, the newest in `folder`; then drops
+    and returns as `publish`.
 
     A kill at any moment leaves the manifest as it was, or with the loss. Raises CheckpointError where the checkpoint
-    cannot be read, OSError where its manifest cannot be written.
+    cannot be read, or a later attempt has claimed the folder; OSError where its manifest cannot be written.
     """
     path = path_of(folder, step)
+    where = saving(folder, attempt, step)  # which goes with `claim`, so that nothing is left to put in place
+    require_latest(folder, attempt)
     manifest = replace(read(path), held_out=held_out)
-    write_text(path / FILE, manifest.text(), sync=True)
+    try:
+        write_text(where / FILE, manifest.text(), sync=True)
+        (where / FILE).replace(path / FILE)
+    except FileNotFoundError:
+        require_latest(folder, attempt)
+        raise
     flush(path)
+    shutil.rmtree(where, ignore_errors=True)
     return _rotate(folder, manifest, keep)
 
 
@@ -239,7 +248,8 @@ def _rotate(folder: Path, newest: Manifest, keep: int) -> list[int]:
 
     Earlier ones count towards `keep` only if they can be read, so that a damaged one does not displace a whole one.
     Later ones are dropped: the run resumed from an earlier step, as they are damaged or because a user chose it, and a
-    retry, which takes the newest, must not resume from them.
+    retry, which takes the newest, must not resume from them. None is dropped any more once a later attempt has claimed
+    the folder: the later ones may be of that.
     """
     there = steps(folder)
     whole = {step: found for step in there if step < newest.step and (found := _readable(path_of(folder, step)))}
@@ -248,8 +258,18 @@ def _rotate(folder: Path, newest: Manifest, keep: int) -> list[int]:
     kept = sorted({*last, *best(whole.values())})
     for step in there:
         if step > newest.step or (step < last[0] and step not in kept):
+            if _superseded(folder, newest.attempt):
+                return steps(folder)
             drop(path_of(folder, step))
     return kept
+
+
+def _superseded(folder: Path, attempt: int) -> bool:
+    try:
+        require_latest(folder, attempt)
+    except CheckpointError:
+        return True
+    return False
 
 
 def best(manifests: Iterable[Manifest]) -> list[int]:

@@ -210,8 +210,7 @@ class Saver:
         if self._told.get("step") != done or not math.isfinite(held_out):
             return
         try:
-            folders.require_latest(self._config.folder, self._config.attempt)
-            kept = folders.add_held_out(self._config.folder, done, held_out, self._keep)
+            kept = folders.add_held_out(self._config.folder, self._config.attempt, done, held_out, self._keep)
         except (CheckpointError, OSError) as error:
             log.warning("the checkpoint of step %d stays without its held-out loss: %s", done, error)
             return

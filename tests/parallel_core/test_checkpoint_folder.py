@@ -107,12 +107,12 @@ def test_kill_9_while_a_held_out_loss_is_added_leaves_a_whole_checkpoint(
             with pytest.MonkeyPatch.context() as patch:
                 where: Any = {"fsync": os, "replace": Path, "rmtree": shutil}[killed_in]
                 patch.setattr(where, killed_in, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-                folders.add_held_out(folder, 20, 1.0, 1)
+                folders.add_held_out(folder, 0, 20, 1.0, 1)
         finally:  # a child that went on would be a second pytest
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert verified(folders.path_of(folder, 20)).held_out == found
-    assert folders.add_held_out(folder, 20, 1.0, 1) == folders.steps(folder) == [20]
+    assert folders.add_held_out(folder, 0, 20, 1.0, 1) == folders.steps(folder) == [20]
 
 
 def test_a_checkpoint_whose_manifest_cannot_be_written_stays_without_the_loss(
@@ -122,7 +122,8 @@ def test_a_checkpoint_whose_manifest_cannot_be_written_stays_without_the_loss(
     saver = Saver(alone(), CheckpointConfig(folder), FileSink(tmp_path, 0))
     saver.save(10)
     saver.wait()
-    (folders.path_of(folder, 10) / f"{manifests.FILE}.part").mkdir()
+    folders.saving(folder, 0, 10).rmdir()
+    (folder / f"{folders._SAVING}0-00000010").touch()
     saver.add_held_out(10, 1.0)
     assert "the checkpoint of step 10 stays without its held-out loss" in caplog.text
     assert verified(folders.path_of(folder, 10)).held_out is None
@@ -257,6 +258,45 @@ def test_between_its_last_look_and_the_rename_an_attempt_is_superseded_too(
     with pytest.raises(CheckpointError, match="its later attempt 2"):
         save(alone(spec_of({}, {"keep": 1})), folder, 6, attempt=1)
     assert sorted(path.name for path in folder.iterdir()) == [".attempt", "step-00000005", "step-00000006"]
+
+
+@pytest.mark.parametrize("late", ["read", "write_text"])
+def test_a_superseded_attempt_adds_no_held_out_loss_to_what_a_later_one_may_read(
+    late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one begins once the earlier one has read the manifest, or written the new one beside it."""
+    folder, usual = tmp_path / "run", getattr(folders, late)
+    save(alone(), folder, 5, 6, attempt=1)
+
+    def claimed(*arguments: Any, **about: Any) -> Any:
+        found = usual(*arguments, **about)
+        monkeypatch.setattr(folders, late, usual)
+        folders.claim(folder, 2)
+        return found
+
+    monkeypatch.setattr(folders, late, claimed)
+    with pytest.raises(CheckpointError, match="its later attempt 2"):
+        folders.add_held_out(folder, 1, 6, 1.0, 1)
+    assert verified(folders.path_of(folder, 6)).held_out is None
+    assert sorted(path.name for path in folder.iterdir()) == [".attempt", "step-00000005", "step-00000006"]
+
+
+def test_an_attempt_that_has_published_does_not_drop_what_a_later_one_publishes_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host was frozen between its last rename and the look for what is superseded."""
+    folder, usual = tmp_path / "run", folders.steps
+    save(alone(), folder, 5, attempt=1)
+
+    def frozen(where: Path) -> list[int]:
+        monkeypatch.setattr(folders, "steps", usual)
+        folders.claim(folder, 2)
+        save(alone(), folder, 7, attempt=2)
+        return usual(where)
+
+    monkeypatch.setattr(folders, "steps", frozen)
+    save(alone(spec_of({}, {"keep": 1})), folder, 6, attempt=1)
+    assert folders.steps(folder) == [6, 7]
 
 
 def test_what_a_superseded_attempt_was_about_to_publish_stays_unpublished(
