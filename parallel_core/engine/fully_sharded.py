@@ -6,7 +6,9 @@ by this engine: the owned part is updated by a `FlatOptimizer`, normed, saved by
 Gradients are summed, not averaged: the loss is already divided by the global count.
 
 In 16-bit runs the sharded parameters are fp32 master weights; a layer is cast when it is gathered
-(`MixedPrecisionPolicy`), to the same bits that other layouts keep next to their master weights.
+(`MixedPrecisionPolicy`), to the same bits that other layouts keep next to their master weights. Its gradients have the
+dtype of the cast parameters, also those that are sums over rows (biases, norms, embeddings), which other layouts keep
+in fp32: in fp16 these overflow at a scale at which no other gradient does.
 
 The collectives go through `set_custom_all_gather` and `set_custom_reduce_scatter`, where their spans are recorded. On
 CUDA torch runs both on streams of its own, so that they are in flight while the rank computes; where it waits for one,

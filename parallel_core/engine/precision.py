@@ -39,7 +39,7 @@ class LossScale:
 
     Whether gradients overflow depends on the size of the micro-batch, whose weight gradients have 16 bits before they
     are accumulated in 32: a run that resumes with larger micro-batches may skip steps that it would not have skipped
-    with smaller ones, in any layout.
+    with smaller ones, in any layout. With `fully_shard` it may skip more (`engine.fully_sharded`).
     """
 
     def __init__(self, train: TrainSpec) -> None:

@@ -1,4 +1,4 @@
-"""Whether fp16 overflows depends on the size of the micro-batch, and on nothing else in the layout.
+"""Whether fp16 overflows depends on the size of the micro-batch, and on nothing else in the layout but `fully_shard`.
 
 The weight gradient of one micro-batch is a 16-bit number (its sum over micro-batches has 32 bits). It grows with the
 number of samples, so at the same loss scale a large micro-batch overflows where small ones do not. A run that is
