@@ -53,10 +53,13 @@ def still_for(folder: Path, ranks: Sequence[int], launched: float) -> float:
 
 
 def place(folder: Path, rank: int) -> str:
-    """Returns ' at step 12 in forward 3 of stage 1'; '' where the rank has not reported a position."""
+    """Returns ' at step 12 in forward 3 of stage 1'; ' while it measured links' of a rank without steps; '' where the
+    rank has not reported a position."""
     where = progress.read(folder, rank)
     if where is None:
         return ""
+    if where.step == progress.NO_STEPS:
+        return f" while it measured {where.op}"
     op = f" in {spoken(where.op)}" if where.op else ""
     return f" at step {where.step}{op}" if where.step >= 0 else f" before its first step{op}"
 

@@ -22,6 +22,7 @@ from parallel_core.analysis.diagnosis.divergence import SPIKE, skipped_of, what_
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import bytes_text, one_of, percent_text, rate_text, seconds_text, significant
+from parallel_core.observe.progress import NO_STEPS
 from parallel_core.outline import outline_of
 from parallel_core.plan.strategy import idle_share
 from parallel_core.schedule.text import spoken
@@ -289,6 +290,8 @@ def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
     where = attempt.progress.get(str(rank)) if attempt and rank is not None else None
     if not where or "at step " in run.detail or run.cause == "not_finite":
         return ""
+    if where.get("step", 0) == NO_STEPS:
+        return f"Rank {rank} was last seen while it measured {where.get('op')}."
     if where.get("step", 0) < 0:
         return f"Rank {rank} was last seen {where.get('op') or 'starting'}, before its first step."
     return f"Rank {rank} was last seen at step {where.get('step')} in {spoken(where.get('op') or 'no operation')}."

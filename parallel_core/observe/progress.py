@@ -16,6 +16,8 @@ from pathlib import Path
 
 _PAGE = struct.Struct("=qqq40s")
 """Fields of a page: step, CLOCK_MONOTONIC ns, pid, operation (UTF-8, NUL-padded)."""
+NO_STEPS = -2
+"""The step of a rank that measures, and so never has one: costs for a profile, or links."""
 _STEP, _TIME, _PID = range(3)
 """Numbers of the fields that are 8 bytes."""
 _OP = slice(_PAGE.size - 40, _PAGE.size)
@@ -24,7 +26,7 @@ _OP = slice(_PAGE.size - 40, _PAGE.size)
 @dataclass(frozen=True, slots=True)
 class Where:
     """The operation that a rank last began. `age`: seconds since it began it, or a layer in it; step -1: not training
-    yet."""
+    yet; NO_STEPS: it only measures."""
 
     step: int
     op: str

@@ -22,7 +22,7 @@ from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.reader import Reader
 from parallel_core.engine.reporter import Reporter
 from parallel_core.layout import Layout
-from parallel_core.observe.progress import Progress
+from parallel_core.observe.progress import NO_STEPS, Progress
 from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.scope import Scope
 from parallel_core.profile.curves import Curve
@@ -106,7 +106,7 @@ class FixedBench:
 
     def _operation(self) -> None:
         """Does what an operation of a program costs in addition to its work: heartbeat and span."""
-        self._page.at(0, "0F0")
+        self._page.at(NO_STEPS, "fixed costs")
         self._scope.span(Kind.F, LANE_COMPUTE, self._scope.mark())
 
     def _time(

@@ -12,7 +12,7 @@ from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, awaited, connect, joined
 from parallel_core.engine.near_groups import common_torch_group
 from parallel_core.layout import Layout
-from parallel_core.observe.progress import Progress
+from parallel_core.observe.progress import NO_STEPS, Progress
 from parallel_core.observe.records import Sink
 from parallel_core.profile import links
 from parallel_core.profile.curves import Link
@@ -46,20 +46,20 @@ def run_rank(
 def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]:
     """Measures collectives and sends. Every rank calls it; rank 0 gets all links, others those they took part in."""
     each, found = at.world // 2, []
-    for step, ranks in enumerate(sorted({1, *links.group_sizes(each)})):
+    for ranks in sorted({1, *links.group_sizes(each)}):
         members = [*range(ranks), *range(each, each + ranks)]
-        progress.at(step, f"{2 * ranks} ranks over both hosts")
+        progress.at(NO_STEPS, f"{2 * ranks} ranks over both hosts")
         group = common_torch_group(members)
         if at.rank in members:
             made = links.collectives(at, group, 2 * ranks, sizes)
             found += [link.model_copy(update={"hosts": 2}) for link in made]
         dist.barrier()
     for many in sorted({1, *links.group_sizes(each)}):
-        progress.at(step + 1, f"{many} messages at once between the hosts")
+        progress.at(NO_STEPS, f"{many} messages at once between the hosts")
         made = _send(at, [(i, each + i) for i in range(many)], sizes)
         found += [link.model_copy(update={"ranks": 2 * many, "hosts": 2}) for link in made]
     if each > 1:
-        progress.at(step + 2, "messages inside a host")
+        progress.at(NO_STEPS, "messages inside a host")
         found += _send(at, [(0, 1)], sizes)
     return found
 

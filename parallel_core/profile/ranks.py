@@ -19,7 +19,7 @@ from parallel_core.engine.distributed import connect, joined
 from parallel_core.engine.near_groups import own_group
 from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
-from parallel_core.observe.progress import Progress
+from parallel_core.observe.progress import NO_STEPS, Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.observe.reference import Reference
 from parallel_core.outline.recompute import Recompute
@@ -203,7 +203,7 @@ class _Rank:
         for turn in range(1, MOST_REPEATS):
             for busy in levels:
                 self._together()
-                self.page.at(0, self._place)  # the bench of fixed costs writes places, too
+                self.page.at(NO_STEPS, self._place)  # the bench of fixed costs writes places, too
                 if self.rank < busy:
                     for bench in benches:
                         bench.once(busy)
@@ -213,7 +213,7 @@ class _Rank:
 
     def _begin(self, place: str) -> None:
         self._place = place
-        self.page.at(0, place)
+        self.page.at(NO_STEPS, place)
 
     def _spec(self, tp: int, recompute: Recompute, samples: int, split: Cut = "pairs") -> RunSpec:
         train = self.spec.train

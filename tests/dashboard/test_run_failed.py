@@ -15,6 +15,7 @@ from dashboard.runs.models import Attempt, Checkpoint, LogChunk, Run, State
 from dashboard.runs.page_fix import fix
 from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_verdict import verdict
+from parallel_core.observe.progress import NO_STEPS
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 from tests.dashboard.test_run_page import PIPELINE, html
@@ -105,6 +106,14 @@ def test_a_rank_that_failed_before_its_first_step_has_no_step_minus_one(reader: 
     assert verdict(run).more == "Rank 1 was last seen building, before its first step."
     assert "-1" not in html(reader, run, "?tab=ranks").split('id="tab"')[1]
     assert "nothing wrong" not in html(reader, run).lower(), "rules judge steps, and there is none"
+
+
+def test_a_rank_that_failed_while_it_measured_has_no_step(reader: Client, alice: Any) -> None:
+    run = failed(alice, "user_code", "Rank 1 failed.")
+    seen = {"1": {"step": NO_STEPS, "op": "messages inside a host", "age": 1.0}}
+    Attempt.objects.filter(run=run).update(progress=seen)
+    assert verdict(run).more == "Rank 1 was last seen while it measured messages inside a host."
+    assert str(NO_STEPS) not in html(reader, run, "?tab=ranks").split('id="tab"')[1]
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,14 @@ def test_the_rank_at_fault_is_shown_however_far_apart_the_ranks_are(tmp_path: Pa
     assert report(tmp_path, range(4), 5.0, made).traceback == "\n".join([first, head, *shown])
 
 
+def test_a_rank_that_measures_is_in_no_step(tmp_path: Path) -> None:
+    """It said "at step 0 in layers" of a profile."""
+    Progress(tmp_path, 0).at(progress.NO_STEPS, "layers tp=2 recompute=full")
+    said = "No rank moved for 5 s: rank 0 while it measured layers tp=2 recompute=full."
+    assert no_progress.sentence(tmp_path, [0], 5) == said
+    assert marked(tmp_path, [0], spec()) == no_progress.STACKS
+
+
 def test_a_page_that_cannot_be_read_stops_no_run(tmp_path: Path) -> None:
     """Its rank may be moving; one that has no page has not started."""
     Progress(tmp_path, 0).at(3, "0F3")

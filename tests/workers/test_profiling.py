@@ -108,9 +108,10 @@ def test_the_cause_comes_first_whatever_is_written_behind_it() -> None:
     """torch's messages have many lines, and a dying process may be followed by unrelated warnings (here
     resource_tracker's): still the first line with the cause is reported.
     """
-    told = "warming up\nprofiling failed: Rank 1 failed at step 0 in links: RuntimeError: no route\n  frame #0: c10\n"
+    failed = "Rank 1 failed while it measured links: RuntimeError: no route"
+    told = f"warming up\nprofiling failed: {failed}\n  frame #0: c10\n"
     trace = "Traceback (most recent call last):\n  File 'a', line 1\nValueError: a table\nresource_tracker: leaked 2\n"
-    assert cause(Ended(1, told + trace)) == "Rank 1 failed at step 0 in links: RuntimeError: no route"
+    assert cause(Ended(1, told + trace)) == failed
     assert cause(Ended(1, trace)) == "ValueError: a table"
     assert cause(Ended(2, "usage: profile\nprofile: --ranks must be a whole number\n\n")).endswith("a whole number")
     assert cause(Ended(-9, "warming up\n")) == "it ended with signal 9 (SIGKILL)"
