@@ -73,6 +73,24 @@ def test_a_killed_part_loses_and_doubles_nothing(yard: YardProcess, client: http
 
 
 @pytest.mark.full
+def test_a_controller_that_stands_still_is_told_and_loses_and_doubles_nothing(
+    yard: YardProcess, client: httpx.Client
+) -> None:
+    """It keeps its lock, so no other one works meanwhile; what the run did then waits in the broker."""
+    run = stepping(yard, client, paced(60, dp=2))
+    controller = yard.part("manage.py controller")
+    controller.suspend()
+    try:
+        wait_for("the page to say so", lambda: 'id="controller-away"' in client.get("/fleet/").text)
+        assert yard.run_of(client, run)["state"] == "running"
+    finally:
+        controller.resume()
+    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
+    assert found["state"] == "succeeded", found
+    assert series(client, run) == list(range(60))
+
+
+@pytest.mark.full
 def test_a_killed_web_process_takes_its_own_with_it_and_comes_back(yard: YardProcess, client: httpx.Client) -> None:
     run = stepping(yard, client, paced(60, dp=2))
     arbiter = yard.part("gunicorn")
