@@ -15,7 +15,7 @@ from parallel_core.plan.cluster.hardware import GIB, clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plan_parser import read
-from parallel_core.plan.cluster.plans import PRECISIONS, STATES, Plan
+from parallel_core.plan.cluster.plans import PRECISIONS, STATES, Plan, State
 from parallel_core.plan.cluster.problems import Problems
 from parallel_core.plan.cluster.search import Space
 from parallel_core.plan.fleet import MOST_DEVICES
@@ -122,14 +122,20 @@ class SetupForm(Form):
         return any(field.errors or field.value() for field in [*self.own_model, *self.own_cluster])
 
 
+def _bytes_text(key: int, state: State) -> str:
+    """`14 = 2 + 4 + 8, SGD with momentum`."""
+    which = "" if state.optimizer_name == "Adam" else f", {state.optimizer_name}"
+    return f"{key} = {state.weights} + {state.gradients} + {state.optimizer}{which}"
+
+
 class PlannerForm(SetupForm):
     """The planner's search space as well. A valid form also has `space` and `chosen` (None = the best plan)."""
 
     state = TypedChoice(
         label="Bytes a parameter",
         coerce=int,
-        choices=[(key, f"{key} = {s.weights} + {s.gradients} + {s.optimizer}") for key, s in STATES.items()],
-        help_text="weights + gradients + optimizer",
+        choices=[(key, _bytes_text(key, state)) for key, state in STATES.items()],
+        help_text="weights + gradients + optimizer, which is Adam unless it says SGD",
     )
     precision = Choice(label="Precision", choices=[(word, word) for word in PRECISIONS])
     schedules = Choice(

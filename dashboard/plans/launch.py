@@ -15,7 +15,7 @@ from dashboard.runs.form_words import first_error
 from parallel_core.analysis.quantities import count_text
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import Transformer
-from parallel_core.plan.cluster.plans import Plan
+from parallel_core.plan.cluster.plans import STATES, Plan
 from parallel_core.rules import field_errors
 from parallel_core.schedule.traits import TRAITS, flushes
 from parallel_core.spec import RunSpec
@@ -65,6 +65,8 @@ def run_of(job: Job, plan: Plan, device: str) -> RunSpec:
         parallel["chunks"] = plan.chunks
     precision = "fp32" if plan.precision == "fp32" else "bf16"
     train = {"global_batch": job.batch, "precision": precision, "device": device}
+    if (optimizer := STATES[plan.state].optimizer_name) != "Adam":
+        train |= {"optimizer": "sgd", "momentum": 0.9 if optimizer != "SGD" else 0.0}
     if not flushes(plan.schedule):
         train["clip"] = "stage"  # without a flush there is no other clipping
     return RunSpec.model_validate({"model": _model(job.model), "parallel": parallel, "train": train})

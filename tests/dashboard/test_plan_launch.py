@@ -40,6 +40,14 @@ def test_a_plan_that_the_fleet_can_run_fills_in_a_run(fleet: Worker) -> None:
     assert (spec.model.hidden, spec.model.layers, spec.train.global_batch, spec.train.device) == (768, 12, 8, "cpu")
 
 
+@pytest.mark.parametrize(("state", "optimizer", "momentum"), [(18, "adamw", 0.9), (14, "sgd", 0.9), (10, "sgd", 0.0)])
+def test_its_bytes_a_parameter_choose_the_optimizer(fleet: Worker, state: int, optimizer: str, momentum: float) -> None:
+    address, why_not = launch(JOB, Plan(pp=2, precision="fp32", state=state))
+    assert not why_not
+    train = RunSpec.model_validate_json(parse_qs(urlsplit(address).query)["spec"][0]).train
+    assert (train.optimizer, train.momentum) == (optimizer, momentum)
+
+
 @pytest.mark.parametrize(
     ("plan", "field", "value"),
     [

@@ -80,6 +80,15 @@ def test_bytes_of_a_parameter_are_asked_for_or_said_to_be_others() -> None:
     assert not {"--bf16", "--fp16", "--use-flash-attn"} & set(whole)
 
 
+@pytest.mark.parametrize(("state", "momentum"), [(10, "0"), (14, "0.9")])
+def test_sgd_is_asked_for_and_where_megatron_shards_adam_alone_that_is_said(state: int, momentum: str) -> None:
+    made, said = megatron(JOB, SELENE, Plan(dp=8, state=state))
+    assert {"--optimizer sgd", f"--sgd-momentum {momentum}"} <= set(made) and not said
+    assert "--optimizer sgd" not in flags(Plan(dp=8))
+    for sharded in (Plan(dp=8, zero=1, state=state), Plan(dp=8, offload=True, state=state)):
+        assert "states of Adam only: it refuses SGD" in " ".join(megatron(JOB, SELENE, sharded)[1])
+
+
 @pytest.mark.parametrize("state", [8, 16, 18, 20])
 def test_a_device_before_ampere_trains_in_fp16_without_flash_attention(state: int) -> None:
     """With --fp16 gradients are summed in fp32 only if asked for: 18 bytes a parameter, else 20."""

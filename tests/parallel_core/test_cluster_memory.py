@@ -68,6 +68,15 @@ def test_state_takes_its_bytes_for_every_parameter(state: int) -> None:
     assert found.built[0] == pytest.approx(state * GPT3.model.parameters, rel=1e-9)
 
 
+def test_sgd_has_a_moment_or_none_in_16_bits_as_in_fp32() -> None:
+    """Adam has two, each of 4 bytes; fp32 needs no master weights."""
+    plans = [Plan(state=state, precision=precision) for state in (10, 14, 18) for precision in ("16-bit", "fp32")]
+    found = memory.of(GPT3, Plans.of(plans))
+    each = [found.optimizer[i] / GPT3.model.parameters for i in range(len(plans))]
+    assert each == pytest.approx([4, 0, 8, 4, 12, 8])
+    assert found.params[1] == found.grads[1] == pytest.approx(4 * GPT3.model.parameters)
+
+
 def test_zero_cuts_one_part_more_at_every_stage() -> None:
     plans = [Plan(dp=64, zero=zero) for zero in range(4)]
     found = memory.of(GPT3, Plans.of(plans))

@@ -64,6 +64,12 @@ def test_a_search_and_a_change_give_each_schedule_chunks_that_it_can_have() -> N
         assert TRAITS[name].least <= chunks <= (TRAITS[name].most or 4)
 
 
+@pytest.mark.parametrize(("state", "fewer"), [(8, None), (10, None), (14, None), (16, 8), (18, 16), (20, 18)])
+def test_fewer_bytes_a_parameter_are_those_of_the_same_optimizer(state: int, fewer: int | None) -> None:
+    steps = changes._steps(Job(presets()["gpt-200b"], 1024), clusters()["h100"], Plan(dp=8, state=state))
+    assert [fields["state"] for _, fields in steps if "state" in fields] == ([fewer] if fewer else [])
+
+
 def test_widths_that_divide_the_plans_devices_are_tried_where_they_do_not_divide_the_clusters() -> None:
     """768 of 1 000 devices: 12 and 24 stages divide the first number alone."""
     job, cluster = Job(presets()["gpt-175b"], 768), replace(clusters()["h100"], devices=1000)

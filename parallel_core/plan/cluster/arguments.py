@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from parallel_core.plan.cluster.hardware import Cluster, Device
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import Plan
+from parallel_core.plan.cluster.plans import STATES, Plan
 from parallel_core.schedule.traits import flushes
 
 ADAPTERS = "Adapters on a frozen base are no argument of Megatron-LM."
@@ -65,7 +65,7 @@ def megatron(job: Job, cluster: Cluster, plan: Plan) -> tuple[list[str], list[st
     if not model.tied:
         out.append("--untie-embeddings-and-output-weights")
     flags = [*out, *_pipeline(job, plan), *_activations(plan), *_data_parallel(job, plan)]
-    flags += _numbers(job, cluster.device, plan)
+    flags += _optimizer(plan) + _numbers(job, cluster.device, plan)
     return flags, [*_missing(job, cluster.device, plan), *[ADAPTERS] * (job.adapters > 0)]
 
 
@@ -112,6 +112,12 @@ def _data_parallel(job: Job, plan: Plan) -> list[str]:
     return out
 
 
+def _optimizer(plan: Plan) -> list[str]:
+    """Arguments for SGD, which Megatron-LM refuses together with its distributed optimizer: `_no_state` says so."""
+    name = STATES[plan.state].optimizer_name
+    return [] if name == "Adam" else ["--optimizer sgd", f"--sgd-momentum {0.9 if name != 'SGD' else 0}"]
+
+
 def _numbers(job: Job, device: Device, plan: Plan) -> list[str]:
     """Arguments for precision, and for the bytes a parameter takes. With --bf16 Megatron-LM sums gradients in fp32
     unasked, with --fp16 it does not."""
@@ -145,6 +151,8 @@ def _no_state(device: Device, plan: Plan) -> list[str]:
         out.append("Megatron-LM copies fp16 gradients to fp32 for its optimizer: these take 20 bytes.")
     elif plan.precision != "fp32" and plan.state == 16 and not _aware(plan):
         out.append("Without ZeRO Megatron-LM copies the gradients to fp32 for its optimizer: these take 20 bytes.")
+    if STATES[plan.state].optimizer_name != "Adam" and _aware(plan):
+        out.append("Megatron-LM shards and offloads the states of Adam only: it refuses SGD with these arguments.")
     if plan.offload and not plan.zero and plan.dp > 1:
         out.append("Megatron-LM offloads a distributed optimizer only: with these arguments ZeRO-1 is on.")
     return out

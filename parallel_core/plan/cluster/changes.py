@@ -83,9 +83,9 @@ def _steps(job: Job, cluster: Cluster, plan: Plan) -> Iterator[Step]:
         yield from _splits(job, cluster, plan, axis, mine)
     if not plan.offload:
         yield "optimizer offload", {"offload": True}
-    if plan.state > min(STATES):
-        below = max(state for state in STATES if state < plan.state)
-        yield f"{below} bytes a parameter", {"state": below}
+    optimizer = STATES[plan.state].optimizer_name
+    if below := [key for key, state in STATES.items() if key < plan.state and state.optimizer_name == optimizer]:
+        yield f"{max(below)} bytes a parameter", {"state": max(below)}
 
 
 _SCHEDULES = tuple(

@@ -35,6 +35,9 @@ class State(NamedTuple):
     sent: int
     """Bytes of a parameter's gradient in the reduction over replicas."""
     words: str
+    optimizer_name: str = "Adam"
+    in_fp32: int = 8
+    """Bytes of a parameter in the optimizer where all is in fp32: no master weights are needed then."""
 
     @property
     def total(self) -> int:
@@ -43,18 +46,19 @@ class State(NamedTuple):
 
 STATES: dict[int, State] = {
     8: State(2, 2, 4, 2, "all in 16 bits, both moments included"),
+    10: State(2, 4, 4, 4, "as 18, without a moment", "SGD", 0),
+    14: State(2, 4, 8, 4, "as 18, with one moment", "SGD with momentum", 4),
     16: State(
         2, 2, 12, 2, "16-bit weights and gradients, fp32 master weights and moments (Rajbhandari et al. 2020, 3.1)"
     ),
     18: State(2, 4, 12, 4, "as 16, with gradients summed in fp32 (Megatron-LM; Korthikanti et al. 2022, Figure 1)"),
     20: State(2, 6, 12, 2, "as 16, with a copy of the gradients in fp32 for the step (Megatron-LM of 2021, fp16)"),
 }
-"""Bytes a parameter -> how they are divided. With precision fp32 each of them is replaced by 4 + 4 + 8 = 16.
+"""Bytes a parameter -> how they are divided, and so which optimizer a plan has, in memory as in the time of the
+update. With precision fp32 each of them is replaced by 4 + 4 + `in_fp32`, which is 16 of Adam.
 
-All are those of Adam, the only optimizer of these plans, in memory as in the time of the update: they are of a model
-and a cluster, not of a RunSpec. Plans of a RunSpec have the bytes of its own optimizer, SGD included (`plan.peak`,
-`plan.alpa.costs`)."""
-_FP32 = State(4, 4, 8, 4, "all in fp32")
+These plans are of a model and a cluster, not of a RunSpec. Plans of a RunSpec have the bytes of its own optimizer
+(`plan.peak`, `plan.alpa.costs`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +171,10 @@ class Plans:
 
     def bytes_each(self, part: str) -> Floats:
         """Bytes a parameter for one field of State: `weights`, `gradients`, `optimizer` or `sent`."""
-        table = np.zeros(max(STATES) + 1)
+        table, wide = np.zeros((2, max(STATES) + 1))
         for key, state in STATES.items():
-            table[key] = getattr(state, part)
-        return np.where(self.precision == PRECISIONS.index("fp32"), float(getattr(_FP32, part)), table[self.state])
+            table[key], wide[key] = getattr(state, part), state.in_fp32 if part == "optimizer" else 4
+        return np.where(self.precision == PRECISIONS.index("fp32"), wide[self.state], table[self.state])
 
     @property
     def split_backward(self) -> Bools:
