@@ -122,8 +122,7 @@ def _metric(
     run: Run, metric: Metric, parts: Sequence[Sequence[selectors.Series]], shift: int | None, begins: str = ""
 ) -> Chart:
     """The chart of the points of `_with_replaced`, line by line of `_lines`; `shift` = samples_shift of the run."""
-    lines = _lines(run, metric)
-    found = [own for own, *_ in parts]
+    lines, found = _lines(run, metric), [own for own, *_ in parts]
     begun = min((float(own.time[0]) for own in found if len(own.time)), default=None)
     curves = [_curve(run, line, own, begun or 0.0, shift) for line, own in zip(lines, found, strict=True)]
     older = [
@@ -140,18 +139,27 @@ def _metric(
         of="lines",
         replaced=older,
     )
+    numbers = [line.number for line, own in zip(lines, found, strict=True) if len(own.value)]
+    told = {"t0": begun, "begins": begins, "per_step": curves[0].samples_per_step}
+    _for_script(made, metric, told | ({"lines": numbers} if lines[0].number is not None else {}))
+    return _coloured(made, metric, len(lines if lines[0].number is None else numbers))
+
+
+def _for_script(made: Chart, metric: Metric, told: Mapping[str, Any]) -> None:
+    """Gives the figure its height and axis, and, in `meta`, what the script of the page needs to redraw it."""
     layout = made.figure["layout"]
     layout["height"] += METRIC_PX - loss.HEIGHT
     if metric.from_zero:
         layout["yaxis"]["rangemode"] = "tozero"
-    layout["meta"] |= {"t0": begun, "begins": begins, "per_step": curves[0].samples_per_step}
-    layout["meta"]["least"] = [row[-1] for row in made.rows]
-    if lines[0].number is not None:
-        layout["meta"]["lines"] = [line.number for line, own in zip(lines, found, strict=True) if len(own.value)]
+    layout["meta"] |= {**told, "least": [row[-1] for row in made.rows]}
+
+
+def _coloured(made: Chart, metric: Metric, lines: int) -> Chart:
+    """The chart with the colours and columns of a metric; `lines` = the number of its lines that are drawn."""
     if metric.by_stage:
         return replace(made, subtitle="", columns=("stage", *loss.COLUMNS[1:]))
     # A single line needs no hue of its own, nor do two of one quantity: they have the accent colour.
-    for trace in made.figure["data"][: len(layout["meta"].get("lines", lines))]:
+    for trace in made.figure["data"][:lines]:
         trace["line"] |= {"color": theme.var("accent"), "dash": trace["line"]["dash"] if metric.held_out else "solid"}
     _mark_evaluations(made.figure["data"], metric)
     return replace(made, subtitle="", columns=("samples", *loss.COLUMNS[1:]) if metric.held_out else made.columns)

@@ -13,6 +13,8 @@ times as long for it is slow itself (the times on one device vary less than that
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from parallel_core.analysis.breakdown import Account
@@ -30,25 +32,13 @@ LEAST = 2
 def check(case: Case, least: int = LEAST, whole: bool = True) -> Finding | None:
     """The finding, or None; needs at least `least` traced steps. `whole`: each span of computing is a whole forward or
     backward, whose length tells a rank that launches slowly from a slow one."""
-    world = case.layout.world
-    if world == 1 or len(case.traced) < least or (whole and tiny_kernels.alone(case)):
+    if case.layout.world == 1 or len(case.traced) < least or (whole and tiny_kernels.alone(case)):
         return None
-    flops = _flops(case)
-    pace = np.array([[_busy(step[rank]) / flops[rank] for rank in range(world)] for step in case.accounts])
-    slow = int(np.median(pace, axis=0).argmax())
-    peers = _peers(case, slow)
-    if not peers and _uneven(case, flops, slow):
+    found = _slowest(case)
+    if found is None:
         return None
-    others = peers or [rank for rank in range(world) if rank != slow]
-    usual = np.median(pace[:, others], axis=1)
-    if not usual.all():
-        return None  # the other ranks have no compute to compare with
-    factor = float(np.median(pace[:, slow] / usual))
-    often = float(np.mean(pace.argmax(axis=1) == slow))
-    lost = round(float(np.median([_busy(step[slow]) for step in case.accounts])) * (1 - 1 / factor)) if factor else 0
-    if factor < (SAME_WORK if peers else OTHER_WORK) or often < OFTEN or lost < MATTERS * case.step_ns:
-        return None
-    of_device, called = case.slower_device(slow, others), case.called(slow)
+    rank, others, peers, factor, lost = found
+    of_device, called = case.slower_device(rank, others), case.called(rank)
     compared = "the ranks that do the same work" if peers else "the other stages, for the FLOPs of each"
     return Finding(
         "straggler",
@@ -60,6 +50,37 @@ def check(case: Case, least: int = LEAST, whole: bool = True) -> Finding | None:
         tab="accounts",
         rank=called,
     )
+
+
+class _Slowest(NamedTuple):
+    """The rank whose compute takes longest a FLOP: `factor` times as long as that of `others`, which is `lost` ns of a
+    step. `peers`: whether these do the same work."""
+
+    rank: int
+    others: list[int]
+    peers: bool
+    factor: float
+    lost: int
+
+
+def _slowest(case: Case) -> _Slowest | None:
+    """None where it cannot be compared, or is not far enough behind, too seldom the last, or of no consequence."""
+    ranks, flops = range(case.layout.world), _flops(case)
+    pace = np.array([[_busy(step[rank]) / flops[rank] for rank in ranks] for step in case.accounts])
+    slow = int(np.median(pace, axis=0).argmax())
+    peers = _peers(case, slow)
+    if not peers and _uneven(case, flops, slow):
+        return None
+    others = peers or [rank for rank in ranks if rank != slow]
+    usual = np.median(pace[:, others], axis=1)
+    if not usual.all():
+        return None  # the other ranks have no compute to compare with
+    factor = float(np.median(pace[:, slow] / usual))
+    often = float(np.mean(pace.argmax(axis=1) == slow))
+    lost = round(float(np.median([_busy(step[slow]) for step in case.accounts])) * (1 - 1 / factor)) if factor else 0
+    if factor < (SAME_WORK if peers else OTHER_WORK) or often < OFTEN or lost < MATTERS * case.step_ns:
+        return None
+    return _Slowest(slow, others, bool(peers), factor, lost)
 
 
 def _uneven(case: Case, flops: list[float], slow: int) -> bool:
