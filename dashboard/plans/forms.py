@@ -123,9 +123,9 @@ class SetupForm(Form):
 
 
 def _bytes_text(key: int, state: State) -> str:
-    """`14 = 2 + 4 + 8, SGD with momentum`."""
-    which = "" if state.optimizer_name == "Adam" else f", {state.optimizer_name}"
-    return f"{key} = {state.weights} + {state.gradients} + {state.optimizer}{which}"
+    """`14 = 2+4+8, SGD`, which the narrow choice shows whole."""
+    which = "" if state.optimizer_name == "Adam" else ", SGD"
+    return f"{key} = {state.weights}+{state.gradients}+{state.optimizer}{which}"
 
 
 class PlannerForm(SetupForm):
@@ -135,7 +135,7 @@ class PlannerForm(SetupForm):
         label="Bytes a parameter",
         coerce=int,
         choices=[(key, _bytes_text(key, state)) for key, state in STATES.items()],
-        help_text="weights + gradients + optimizer, which is Adam unless it says SGD",
+        help_text="weights + gradients + optimizer: Adam, or SGD with momentum (14) or without (10)",
     )
     precision = Choice(label="Precision", choices=[(word, word) for word in PRECISIONS])
     schedules = Choice(
