@@ -25,8 +25,8 @@ from tests.parallel_core import delayed_updates, parity, ranks, test_checkpoint
 from tests.parallel_core.delayed_updates import round_ends, version_of
 from tests.parallel_core.gradients import named_grads
 
-FIRST = (2.0**18, 2.0**25)
-"""Initial loss scales of the two places: the last one's gradients overflow, and with them those of the stages before
+FIRST = {2: (2.0**18, 2.0**25), 3: (2.0**18, 2.0**21, 2.0**25)}
+"""Initial loss scales of so many places: the last one's gradients overflow, and with them those of the stages before
 it.
 """
 TRAIN = {"precision": "fp16", "clip": "stage", "clip_norm": 0.3, "loss_scale_window": 3, "lr": 1e-3, "steps": 3}
@@ -38,6 +38,13 @@ CASES: list[dict[str, Any]] = [
     {"schedule": "1f1b-vertical", "micro_batches": 4},
     {"schedule": "1f1b-2bw", "micro_batches": 2},
 ]
+MORE: list[dict[str, Any]] = [
+    {"schedule": "1f1b-stash", "micro_batches": 4, "pp": 3},
+    {"schedule": "1f1b-naive", "micro_batches": 4, "replicas": (2, 1)},
+    {"schedule": "1f1b-vertical", "micro_batches": 4, "replicas": (1, 2)},
+    {"schedule": "1f1b-2bw", "micro_batches": 4, "pp": 3},
+]
+"""All on three ranks."""
 
 
 def spec_of(split: dict[str, Any], **train: Any) -> RunSpec:
@@ -48,7 +55,7 @@ def spec_of(split: dict[str, Any], **train: Any) -> RunSpec:
 
 def begin(trainer: Trainer) -> None:
     """Sets each place's own initial scale."""
-    trainer.loss_scale.value = FIRST[trainer.place.place]
+    trainer.loss_scale.value = FIRST[trainer.layout.stages][trainer.place.place]
 
 
 def _observe(trainer: Trainer) -> Any:
@@ -86,10 +93,11 @@ def replayed(spec: RunSpec, trainer: Trainer) -> tuple[list[float], Scales]:
     layout, per_step, units = Layout.of(spec), spec.parallel.per_step, spec.model.units()
     before, model = parity._copy(trainer.flat.named()), trainer.chunks.stages[0]
     stages = []
-    for held, scale in zip(layout.stage_units, FIRST, strict=True):
+    for held, scale in zip(layout.stage_units, FIRST[layout.stages], strict=True):
         names = [name for name in before if any(name.startswith(f"{units[i]}.") for i in held)]
         stages.append(_Stage(spec, {name: before[name] for name in names}, scale))
-    _join(model.layers[layout.stage_units[0][-1]], stages)
+    for held, before_it, behind in zip(layout.stage_units[:-1], stages[:-1], stages[1:], strict=True):
+        _join(model.layers[held[-1]], before_it, behind)
     losses, scales = [], []
     for step in range(parity.STEPS):
         model.begin_step([trainer.reader.read(step)])
@@ -112,11 +120,11 @@ def replayed(spec: RunSpec, trainer: Trainer) -> tuple[list[float], Scales]:
     return losses, [list(of_stage) for of_stage in zip(*scales, strict=True)]
 
 
-def _join(last: nn.Module, stages: list[_Stage]) -> None:
-    """Rescales the gradient that enters the first stage to that stage's loss scale."""
+def _join(last: nn.Module, stage: _Stage, behind: _Stage) -> None:
+    """Rescales the gradient that enters a stage, at its `last` layer, to that stage's loss scale."""
 
     def rescale(grad: Tensor) -> Tensor:
-        return grad * (stages[0].scale / stages[1].scale)
+        return grad * (stage.scale / behind.scale)
 
     def follow(module: nn.Module, inputs: Any, out: Tensor) -> None:
         out.register_hook(rescale)
@@ -137,18 +145,21 @@ def _replayer(spec: RunSpec) -> ranks.Work:
     return work
 
 
-def test_equals_a_replay_with_a_scale_a_stage() -> None:
+@pytest.mark.parametrize("cases", [CASES, pytest.param(MORE, marks=pytest.mark.full)], ids=["two", "three"])
+def test_equals_a_replay_with_a_scale_a_stage(cases: list[dict[str, Any]]) -> None:
     """The same scales after every step and the same skipped updates; losses equal within the roundoff of fp16."""
-    specs = [spec_of(case) for case in CASES]
+    specs = [spec_of(case) for case in cases]
     for spec, seen in zip(specs, ranks.run_many(specs, _work, ranks.scratch()), strict=True):
         split = {"micro_batches": spec.parallel.per_step}
         train = spec.train.model_dump() | {"clip": "global"}
         alone = RunSpec.model_validate({"model": parity.MODEL, "train": train, "parallel": split})
         losses, scales = ranks.run(alone, _replayer(spec), ranks.scratch())[0]
-        assert [of_rank[1] for of_rank in seen] == scales, spec.parallel.schedule
+        layout = Layout.of(spec)
+        want = [scales[layout.coords(rank).place] for rank in range(layout.world)]
+        assert [of_rank[1] for of_rank in seen] == want, spec.parallel.schedule
         np.testing.assert_allclose(seen[0][0], losses, rtol=2e-3, err_msg=spec.parallel.schedule)
-        assert scales[1][-1][1] > 0, "the last stage overflowed"
-        assert all(of_first != of_last for of_first, of_last in zip(*scales, strict=True)), (
+        assert scales[-1][-1][1] > 0, "the last stage overflowed"
+        assert all(of_first != of_last for of_first, of_last in zip(scales[0], scales[-1], strict=True)), (
             "each stage has its own scale"
         )
 
