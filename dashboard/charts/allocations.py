@@ -57,8 +57,8 @@ def _peak(found: Allocations) -> dict[str, Any]:
 def _rows(found: Allocations) -> list[list[str]]:
     end = found.us[-1] / 1e3
     return [
-        ["before", bytes_text(found.before), ""],
-        ["peak", bytes_text(found.peak), f"{found.peak_us / 1e3:.3f}"],
-        ["end", bytes_text(int(found.bytes[-1])), f"{end:.3f}"],
-        ["added by rounding, at the end", bytes_text(found.rounded), f"{end:.3f}"],
+        ["before", bytes_text(found.before, zeros=True), ""],
+        ["peak", bytes_text(found.peak, zeros=True), f"{found.peak_us / 1e3:.3f}"],
+        ["end", bytes_text(int(found.bytes[-1]), zeros=True), f"{end:.3f}"],
+        ["added by rounding, at the end", bytes_text(found.rounded, zeros=True), f"{end:.3f}"],
     ]

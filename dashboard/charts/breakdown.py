@@ -88,8 +88,8 @@ def _medians(entries: Sequence[Entry]) -> dict[str, Any]:
 
 def _row(entry: Entry, parts: Sequence[Part]) -> list[str]:
     breakdown = entry.compared.breakdown if entry.compared else None
-    median = significant(entry.traced_median * 1e3) if entry.traced_median else ""
+    median = significant(entry.traced_median * 1e3, zeros=True) if entry.traced_median else ""
     if breakdown is None:
         return [entry.label, *("" for _ in parts), entry.state or "not traced", median]
-    cells = [significant(milliseconds(breakdown, fields)) for _, fields, _ in parts]
-    return [entry.label, *cells, significant(breakdown.total / 1e6), median]
+    cells = [significant(milliseconds(breakdown, fields), zeros=True) for _, fields, _ in parts]
+    return [entry.label, *cells, significant(breakdown.total / 1e6, zeros=True), median]

@@ -42,7 +42,7 @@ class Dot(NamedTuple):
     def row(self) -> list[str]:
         """Its row in the table of the chart."""
         measured = ["", ""]
-        measured[FAMILIES.index(self.family)] = significant(self.speedup)
+        measured[FAMILIES.index(self.family)] = significant(self.speedup, zeros=True)
         return [count_text(round(self.x)), *measured, ", ".join(filter(None, ("measured", self.name, self.note)))]
 
 
@@ -62,7 +62,10 @@ def chart(case: CrossoverCase, along: Along, dots: Sequence[Dot]) -> Chart:
         data.append(_mark(turn / unit, highest))
     listed = _grid(along, low, high, ROWS)
     predicted = zip(listed, *_speedups(case, along, listed), strict=True)
-    rows = [[_at(along, x), significant(tp), significant(pp), "predicted"] for x, tp, pp in predicted]
+    rows = [
+        [_at(along, x), significant(tp, zeros=True), significant(pp, zeros=True), "predicted"]
+        for x, tp, pp in predicted
+    ]
     rows += [dot.row for dot in dots]
     subtitle = f"Speedup against {axis}; lines predicted; measured: circles TP, diamonds PP; dashed: the flip"
     source = f"closed form, {case.devices} devices; {plural_text(len(dots), 'run')} of this yard"

@@ -85,7 +85,7 @@ def table(found: Sequence[Row]) -> list[list[str]]:
         [
             row.key,
             f"{significant(row.measured, 4)} {row.unit}",
-            f"{significant(row.predicted, 4)} {row.unit}",
+            f"{significant(row.predicted, 4, zeros=True)} {row.unit}",
             signed_percent_text(row.error, 2),
             "yes" if row.fitted else "",
             row.source,

@@ -279,7 +279,7 @@ def _table(
             if own is None:
                 spent["waiting"] = None
             cells = [spent[phase] for phase, _ in _columns(any(waited))]
-            out.append([label, str(rank), *("" if ns is None else significant(ns / 1e6) for ns in cells)])
+            out.append([label, str(rank), *("" if ns is None else significant(ns / 1e6, zeros=True) for ns in cells)])
     return out
 
 

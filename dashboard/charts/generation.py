@@ -33,7 +33,12 @@ def tokens(bars: Sequence[Bar], source: str, *, more: bool = False) -> Chart:
     spread = [(bar.token.p10, bar.token.p90) for bar in bars]
     figure = _figure(bars, [bar.token.median for bar in bars], spread)
     rows = [
-        [bar.label, seconds_text(bar.token.median), range_text(bar.token.p10, bar.token.p90), _ratio(bars, bar)]
+        [
+            bar.label,
+            seconds_text(bar.token.median, zeros=True),
+            range_text(bar.token.p10, bar.token.p90),
+            _ratio(bars, bar),
+        ]
         for bar in bars
     ]
     columns = ("split", "time of a token", "10 % to 90 %", "times the single device's")
@@ -112,7 +117,7 @@ def _words(seconds: Sequence[float], ends: Sequence[float]) -> dict[str, Any]:
         "mode": "text",
         "y": list(range(len(seconds))),
         "x": [1e3 * (max(value, end) + gap) for value, end in zip(seconds, ends, strict=True)],
-        "text": [f"<b>{seconds_text(value)}</b>" for value in seconds],
+        "text": [f"<b>{seconds_text(value, zeros=True)}</b>" for value in seconds],
         "textposition": "middle right",
         "textfont": {"color": var("ink"), "size": 12},
         "hoverinfo": "skip",

@@ -37,7 +37,11 @@ def where(bars: Sequence[Bar], source: str, *, more: bool = False) -> Chart:
     stacks = [(word, phase, [row[i] for row in parts]) for i, (word, phase) in enumerate(_PARTS)]
     figure = _stacked(drawn, stacks)
     rows = [
-        [bar.label, *map(seconds_text, part), seconds_text(part.total), percent_text(part.communication)]
+        [
+            bar.label,
+            *(seconds_text(value, zeros=True) for value in (*part, part.total)),
+            percent_text(part.communication),
+        ]
         for bar, part in zip(drawn, parts, strict=True)
     ]
     columns = ("split", *(word for word, _ in _PARTS), "a token, mean", "communication")
@@ -61,8 +65,8 @@ def whole(bars: Sequence[Bar], prompt: int, source: str, *, more: bool = False) 
     stacks = [(_PREFILL, "forward", [bar.prefill for bar in bars]), ("later tokens", "forward", decodes)]
     rows = [
         [
-            *(bar.label, seconds_text(bar.prefill), seconds_text(decode), seconds_text(bar.prefill + decode)),
-            *(percent_text(_share(bar, decode)), rate_text(prompt / bar.prefill) if bar.prefill else ""),
+            *(bar.label, *(seconds_text(value, zeros=True) for value in (bar.prefill, decode, bar.prefill + decode))),
+            *(percent_text(_share(bar, decode)), rate_text(prompt / bar.prefill, zeros=True) if bar.prefill else ""),
         ]
         for bar, decode in zip(bars, decodes, strict=True)
     ]
@@ -98,7 +102,7 @@ def positions(lines: Sequence[Line], title: str, source: str) -> Chart:
         ),
     }
     rows = [
-        [line.label, _places(row), seconds_text(row.median), range_text(row.p10, row.p90)]
+        [line.label, _places(row), seconds_text(row.median, zeros=True), range_text(row.p10, row.p90)]
         for line in drawn
         for row in line.stretches
     ]

@@ -23,7 +23,7 @@ def times(layers: Sequence[GraphLayer], of: str, source: str, others: GraphLayer
     title = f"{seconds_text(total)} a micro-batch; {slowest.name} takes most, {percent_text(slowest.compute / total)}."
     parts = {"forward": [layer.forward for layer in layers], "backward": [layer.backward for layer in layers]}
     data = [_bars(phase, [1e3 * value for value in values], f"phase-{phase}") for phase, values in parts.items()]
-    rows = [[a.name, *(seconds_text(v) for v in (a.forward, a.backward, a.compute))] for a in layers]
+    rows = [[a.name, *(seconds_text(v, zeros=True) for v in (a.forward, a.backward, a.compute))] for a in layers]
     subtitle = f"Forward and backward of {of}, ms"
     figure = _figure(data, [layer.name for layer in layers], "ms")
     return Chart("layer-times", title, subtitle, source, figure, ("layer", "forward", "backward", "both"), rows)
@@ -35,7 +35,7 @@ def sizes(layers: Sequence[LayerBytes], of: str, source: str) -> Chart:
     title = f"{bytes_text(kept)} of activations are kept, {bytes_text(held)} are parameters."
     parts = {"activations": [layer.saved for layer in layers], "params": [layer.parameters for layer in layers]}
     data = [_bars(name, [value / MIB for value in values], f"memory-{name}") for name, values in parts.items()]
-    rows = [[a.unit, *(bytes_text(v) for v in (a.saved, a.boundary, a.parameters))] for a in layers]
+    rows = [[a.unit, *(bytes_text(v, zeros=True) for v in (a.saved, a.boundary, a.parameters))] for a in layers]
     columns = ("layer", "activations kept", "handed on", "parameters")
     subtitle = f"Kept for the backward of {of} (light) and parameters (dark), MiB"
     figure = _figure(data, [layer.unit for layer in layers], "MiB")

@@ -214,6 +214,6 @@ def _row(curve: Curve) -> list[str]:
     if not len(curve.value):
         return [curve.label, "0", "", "", ""]
     finite = curve.value[np.isfinite(curve.value)]
-    least = significant(float(finite.min()), 6) if len(finite) else "not finite"
-    ends = [significant(float(v), 6) for v in (curve.value[0], curve.value[-1])]
+    least = significant(float(finite.min()), 6, zeros=True) if len(finite) else "not finite"
+    ends = [significant(float(v), 6, zeros=True) for v in (curve.value[0], curve.value[-1])]
     return [curve.label, str(curve.total), *ends, least]

@@ -30,7 +30,7 @@ def chart(found: Losses, source: str) -> Chart:
     traces = stair(values, texts, words, rising="accent", falling="bad")
     layout = layout_of(values, words, "times as fast as one device")
     rows = [[WORDS[name], minus_text(f"{found.in_speedup(name):+.3f}"), _ns(getattr(found, name))] for name in NAMES]
-    rows.append(["measured", f"{found.speedup:.3f}", ns_text(found.total)])
+    rows.append(["measured", f"{found.speedup:.3f}", ns_text(found.total, zeros=True)])
     subtitle = (
         "What keeps the speedup below the number of devices, in multiples of one device; the parts add up; slower "
         "compute = the same work took longer than on one device: in smaller operations, or as others used the devices"
@@ -51,4 +51,4 @@ def title(found: Losses) -> str:
 
 
 def _ns(ns: int) -> str:
-    return ns_text(ns) if ns else "0"
+    return ns_text(ns, zeros=True) if ns else "0"

@@ -89,7 +89,7 @@ def _totals(rows: list[tuple[int, Any]], expected: list[tuple[int, int]]) -> dic
         "mode": "text",
         "y": [y for y, _ in rows],
         "x": [ends.get(y, 0) / MIB for y, _ in rows],
-        "text": [f" {bytes_text(total)}" for total in totals],
+        "text": [f" {bytes_text(total, zeros=True)}" for total in totals],
         "textposition": "middle right",
         "textfont": {"size": 12, "color": var("ink-2")},
         "cliponaxis": False,
@@ -111,9 +111,9 @@ def _limit(limit: int, rows: int) -> dict[str, Any]:
 
 def _row(entry: Entry) -> list[str]:
     memory = entry.compared.memory if entry.compared else None
-    expected = bytes_text(entry.predicted) if entry.predicted else ""
+    expected = bytes_text(entry.predicted, zeros=True) if entry.predicted else ""
     if not memory:
         return [entry.label, *("" for _ in CATEGORIES), entry.state or "not metered", "", expected]
-    sizes = [bytes_text(memory.get(category, 0)) for category in CATEGORIES]
+    sizes = [bytes_text(memory.get(category, 0), zeros=True) for category in CATEGORIES]
     rank = "" if entry.worst_rank is None else str(entry.worst_rank)
-    return [entry.label, *sizes, bytes_text(sum(memory.values())), rank, expected]
+    return [entry.label, *sizes, bytes_text(sum(memory.values()), zeros=True), rank, expected]

@@ -162,8 +162,8 @@ def _row(one: Metered) -> list[str]:
     _, count = in_flight(one.spans)
     return [
         str(one.rank),
-        bytes_text(sum(one.peak.values())),
-        bytes_text(one.predicted) if one.predicted else "",
+        bytes_text(sum(one.peak.values()), zeros=True),
+        bytes_text(one.predicted, zeros=True) if one.predicted else "",
         f"{_percent(one.curve)[int(total.argmax())]:.0f}",
         f"{CATEGORY_NAMES[largest]}, {bytes_text(one.peak[largest])}",
         significant(count.max()) if len(count) else "",

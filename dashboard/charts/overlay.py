@@ -91,5 +91,5 @@ def _table(spans: Spans, joined: NDArray[np.void], path: NDArray[np.void]) -> li
         own, links = joined[joined["rank"] == rank], path[path["rank"] == rank]
         latest = int((own["end"] - own["planned_end"]).max()) / 1e6 if len(own) else 0.0
         on_path = int(durations(links).sum()) / 1e6
-        out.append([str(rank), str(len(own)), significant(on_path), significant(latest)])
+        out.append([str(rank), str(len(own)), significant(on_path, zeros=True), significant(latest, zeros=True)])
     return out

@@ -67,7 +67,13 @@ def scatter(points: Sequence[Point], limit: float, title: str, shown: str) -> Ch
     )
     subtitle = "Step time against memory of the fullest rank; dotted = none is better in both, red line = the device"
     rows = [
-        [p.label, significant(p.seconds), bytes_text(p.peak), "yes" if p.fits else "no", "yes" if p.best else ""]
+        [
+            p.label,
+            significant(p.seconds, zeros=True),
+            bytes_text(p.peak, zeros=True),
+            "yes" if p.fits else "no",
+            "yes" if p.best else "",
+        ]
         for p in points
         if p.best or p.chosen
     ]
@@ -120,11 +126,14 @@ def step(parts: Mapping[str, float], forward: float, title: str) -> Chart:
         yaxis=theme.rows_axis(words),
         bargap=0.3,
     )
-    rows = [[word, significant(took), f"{100 * took / whole:.1f} %"] for word, took in zip(words, values, strict=True)]
+    rows = [
+        [word, significant(took, zeros=True), f"{100 * took / whole:.1f} %"]
+        for word, took in zip(words, values, strict=True)
+    ]
     subtitle = f"What one step is made of on the rank that ends last, {unit}; outlined = predicted"
     if parts.get("bubble"):
         subtitle += "; bubble = what its schedule alone makes it wait for other stages, by formula"
-    texts = [seconds_text(took / of_a_second) for took in values]
+    texts = [seconds_text(took / of_a_second, zeros=True) for took in values]
     figure = {"data": [_falls(values, texts, [phase for _, _, phase in named])], "layout": layout}
     return Chart("step", title, subtitle, SOURCE, figure, ("part", unit, "of the step"), rows)
 
@@ -175,8 +184,8 @@ def memory(
     )
     first = "instant" if key == "memory" else "set-up"
     columns = (first, *(CATEGORY_NAMES[part] for part in _INSTANT_PARTS), "together")
-    table = [[label, *(bytes_text(parts.get(part, 0)) for part in _INSTANT_PARTS)] for label, parts in rows]
-    table = [[*cells, bytes_text(total)] for cells, total in zip(table, totals, strict=True)]
+    table = [[label, *(bytes_text(parts.get(part, 0), zeros=True) for part in _INSTANT_PARTS)] for label, parts in rows]
+    table = [[*cells, bytes_text(total, zeros=True)] for cells, total in zip(table, totals, strict=True)]
     room = " or ".join(dict.fromkeys(map(bytes_text, limits)))
     subtitle = f"Memory of the fullest rank, GiB; outlined = predicted; red line = the {room} a plan may fill"
     subtitle += "; longer bars are cut" if cut else ""

@@ -89,5 +89,5 @@ def _rows(made: SchedulePreview, places: Mapping[int, str]) -> list[list[str]]:
         sizes = (made.in_flight[device], made.kept[device])
         idle = made.length - busy
         named = f"{device} {places.get(device, '')}".strip()
-        out.append([named, significant(busy / UNIT), significant(idle / UNIT), *map(significant, sizes)])
+        out.append([named, *(significant(value, zeros=True) for value in (busy / UNIT, idle / UNIT, *sizes))])
     return out

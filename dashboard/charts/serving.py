@@ -28,7 +28,7 @@ def chart(made: Served) -> Chart:
     )
     figure = fronts.figure(points, "ms a token (left is quicker)", "tokens a second (up is more)", ("ms", "tokens/s"))
     rows = [
-        [point.label, seconds_text(point.x / 1e3), count_text(round(point.y))]
+        [point.label, seconds_text(point.x / 1e3, zeros=True), count_text(round(point.y))]
         for point in sorted(points, key=lambda point: point.x)
         if point.best
     ]

@@ -21,7 +21,12 @@ def chart(able: Sequence[FeasibleSplit], source: str) -> Chart:
     title = f"{len(front)} of {len(able)} splits are beaten by none in both time and memory."
     subtitle = "Predicted step time against worst-rank memory; dotted line: none is better in both"
     rows = [
-        [point.label, seconds_text(point.x / 1e3), bytes_text(point.y * MIB), "yes" if point.best else ""]
+        [
+            point.label,
+            seconds_text(point.x / 1e3, zeros=True),
+            bytes_text(point.y * MIB, zeros=True),
+            "yes" if point.best else "",
+        ]
         for point in points
     ]
     return Chart("splits", title, subtitle, source, figure, COLUMNS, rows)

@@ -104,7 +104,7 @@ def _said(run: Reach, base: float | None) -> str:
     seconds = run.seconds or 0.0
     ratio = f", {ratio_text(base / seconds)}" if base and seconds and not run.baseline else ""
     others = f"  +{percent_text(run.others)}" if run.others else ""
-    return f"{seconds_text(seconds)}{ratio}{others}"
+    return f"{seconds_text(seconds, zeros=True)}{ratio}{others}"
 
 
 def _title(runs: Sequence[Reach], target: float | None) -> str:
@@ -149,6 +149,13 @@ def _row(run: Reach, base: float | None) -> list[str]:
     disturbed = percent_text(run.others) if run.others else ""
     if run.seconds is None:
         no = "not yet" if run.goes_on else "never"
-        return [run.label, significant(run.least, 4), no, no, "", disturbed]
+        return [run.label, significant(run.least, 4, zeros=True), no, no, "", disturbed]
     ratio = ratio_text(base / run.seconds) if base and run.seconds else ""
-    return [run.label, significant(run.least, 4), str(run.step), seconds_text(run.seconds), ratio, disturbed]
+    return [
+        run.label,
+        significant(run.least, 4, zeros=True),
+        str(run.step),
+        seconds_text(run.seconds, zeros=True),
+        ratio,
+        disturbed,
+    ]

@@ -50,7 +50,12 @@ def chart(entries: Sequence[Entry], source: str) -> Chart:
         f"Step time against worst-rank memory{scaling}; arrow: plain to recomputation; line: no run beats these in both"
     )
     rows = [
-        [e.label, seconds_text(ms / 1e3), bytes_text(mib * MIB), "yes" if any(e is b for b, _, _ in best) else ""]
+        [
+            e.label,
+            seconds_text(ms / 1e3, zeros=True),
+            bytes_text(mib * MIB, zeros=True),
+            "yes" if any(e is b for b, _, _ in best) else "",
+        ]
         for e, ms, mib in points
     ]
     return Chart("tradeoff", _title(points, best), subtitle, source, figure, ("run", step, *COLUMNS), rows)

@@ -79,12 +79,14 @@ def layout_of(values: Sequence[float], words: list[str], title: str) -> dict[str
     )
 
 
-def _signed(changes: Sequence[float], largest: float) -> list[str]:
-    """The changes with their signs, all with as many decimals as three digits of the `largest` value have; '0' where
-    such a number rounds to nothing."""
+def _texts(first: float, changes: Sequence[float], last: float) -> list[str]:
+    """The two values with the changes between them, which have signs: all with as many decimals as three digits of the
+    largest have; '0' where a change rounds to nothing."""
+    largest = max(first, *changes, last)
     decimals = max(0, 2 - math.floor(math.log10(largest))) if largest > 0 else 0
     texts = [f"{change:+.{decimals}f}" for change in changes]
-    return [minus_text(text) if float(text) else "0" for text in texts]
+    signed = [minus_text(text) if float(text) else "0" for text in texts]
+    return [f"{first:.{decimals}f}", *signed, f"{last:.{decimals}f}"]
 
 
 def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Chart:
@@ -93,11 +95,12 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
     values = [a.total / 1e6, *(change for _, change in changes), b.total / 1e6]
     first, second = row_labels(names)
     words = [f"A: {first}", *(word for word, _ in changes), f"B: {second}"]
-    texts = [significant(values[0]), *_signed([change for _, change in changes], max(values)), significant(values[-1])]
-    traces = stair(values, texts, words, rising="bad", falling="accent", unit=" ms")
+    traces = stair(
+        values, _texts(values[0], values[1:-1], values[-1]), words, rising="bad", falling="accent", unit=" ms"
+    )
     layout = layout_of(values, words, "ms")
-    rows = [[word, significant(milliseconds(a, f)), significant(milliseconds(b, f))] for word, f in PARTS]
-    rows.append(["step", significant(a.total / 1e6), significant(b.total / 1e6)])
+    rows = [[word, *(significant(milliseconds(one, f), zeros=True) for one in (a, b))] for word, f in PARTS]
+    rows.append(["step", *(significant(one.total / 1e6, zeros=True) for one in (a, b))])
     subtitle = "Change of each part of the traced step from A to B, ms"
     figure = {"data": traces, "layout": layout}
     return Chart("waterfall", difference_sentence(a, b), subtitle, source, figure, ("part", "A, ms", "B, ms"), rows)

@@ -70,9 +70,9 @@ def test_own_runs_are_dots(reader: Client, alice: Any) -> None:
     width, _, parts = (chart.rows for chart in page.context["charts"])
     told = [row for row in width if row[-1] != "predicted"]
     name = "measured, {'pp': 2, 'micro_batches': 4}"
-    assert ["32", "", "3.2", name] in told and len(told) == 3, "a hover is not the only copy of what was measured"
+    assert ["32", "", "3.20", name] in told and len(told) == 3, "a hover is not the only copy of what was measured"
     assert {row[-1].split(", ")[-1] for row in told if row[1]} == {"its batch at once"}, "its line has 4 micro-batches"
-    assert ["4", "", "3.2", name] in parts
+    assert ["4", "", "3.20", name] in parts
     assert chart(form.case, "hidden", found[:1]).source.endswith("; 1 run of this yard")
     measured(alice, 1.0, pp=2, micro_batches=1)
     assert len(dots(form.case, "hidden")) == 3, "one micro-batch in a pipeline is not what its line predicts"

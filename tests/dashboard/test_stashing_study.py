@@ -272,7 +272,7 @@ def test_a_time_to_a_loss_that_others_disturbed_says_so() -> None:
     assert phone > 1.5 * wide > 4, "a phone has room for the words behind the longest bar"
     assert "hatched = disturbed, +25 %" in chart.subtitle and [row[-1] for row in chart.rows] == ["25 %", ""]
     (bars,) = chart.figure["data"]
-    assert bars["marker"]["pattern"]["shape"] == ["x", ""] and bars["text"] == ["4 s  +25 %", "2 s, 2.00x"]
+    assert bars["marker"]["pattern"]["shape"] == ["x", ""] and bars["text"] == ["4.00 s  +25 %", "2.00 s, 2.00x"]
 
 
 def test_the_study_knows_which_of_its_times_to_a_loss_were_disturbed(study: Study, alice: Any) -> None:

@@ -226,7 +226,7 @@ def test_a_wait_inside_a_collective_is_idle_in_bars_and_bins_as_it_is_in_the_acc
     assert bars["waiting"]["customdata"] == [said]
     assert bars["waiting"]["marker"]["color"] == bars["idle"]["marker"]["color"]
     told = dict(zip(chart.columns, chart.rows[0], strict=True))
-    assert (told["communication not hidden, ms"], told["waiting in messages and collectives, ms"]) == ("30", "50")
+    assert (told["communication not hidden, ms"], told["waiting in messages and collectives, ms"]) == ("30.0", "50.0")
     bins = heatmap.chart(spans, "t", "s", None, heatmap.finest(spans, step.waited), step.waited)
     shares = dict(zip(bins.columns, bins.rows[0], strict=True))
     assert (shares["idle, % of the window"], shares["communication, % of the window"]) == ("50 %", "30 %")

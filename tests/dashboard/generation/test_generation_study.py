@@ -57,10 +57,10 @@ def test_the_answer_is_the_first_sentence(client: Client, study: Study) -> None:
         assert word not in page.partition("<main")[2], word
     charts = charts_of(client, study)
     assert [row[:2] for row in charts["tokens"]["rows"]] == [
-        ["TP 2", "1 ms"],
-        ["DP 2", "1.6 ms"],
-        ["Single", "2 ms"],
-        ["PP 2", "3 ms"],
+        ["TP 2", "1.00 ms"],
+        ["DP 2", "1.60 ms"],
+        ["Single", "2.00 ms"],
+        ["PP 2", "3.00 ms"],
     ]
     assert charts["tokens"]["source"] == "measured, 7 tokens after the first, 4 of 4 splits"
     assert verdict(client, study)[0] in plain(client.get("/studies/").content.decode())

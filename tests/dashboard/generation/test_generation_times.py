@@ -26,13 +26,13 @@ def test_charts_say_where_a_token_and_a_text_go(client: Client, study: Study) ->
     charts = charts_of(client, study)
     assert charts["where"]["title"] == "Communication takes 25 % of a token on TP 2, the most; 0 % on DP 2."
     assert {row[0]: row[1:] for row in charts["where"]["rows"]} == {
-        "TP 2": ["750 µs", "250 µs", "0 ns", "1 ms", "25 %"],
-        "DP 2": ["1.6 ms", "0 ns", "0 ns", "1.6 ms", "0 %"],
-        "Single": ["2 ms", "0 ns", "0 ns", "2 ms", "0 %"],
-        "PP 2": ["2.7 ms", "0 ns", "300 µs", "3 ms", "10 %"],
+        "TP 2": ["750 µs", "250 µs", "0 ns", "1.00 ms", "25 %"],
+        "DP 2": ["1.60 ms", "0 ns", "0 ns", "1.60 ms", "0 %"],
+        "Single": ["2.00 ms", "0 ns", "0 ns", "2.00 ms", "0 %"],
+        "PP 2": ["2.70 ms", "0 ns", "300 µs", "3.00 ms", "10 %"],
     }
     assert charts["prefill"]["title"] == "TP 2 has its whole text after 17 ms; 59 % of it is prefill."
-    assert charts["prefill"]["rows"][0] == ["TP 2", "10 ms", "7 ms", "17 ms", "59 %", "800 tokens/s"]
+    assert charts["prefill"]["rows"][0] == ["TP 2", "10.0 ms", "7.00 ms", "17.0 ms", "59 %", "800 tokens/s"]
     assert charts["positions"]["title"] == "No text is long enough to see whether its tokens take longer."
     own = [row for row in charts["positions"]["rows"] if row[0] == "PP 2"]
     assert [row[1] for row in own] == [str(n) for n in range(6, 13)], "a prompt of 4, then the prefill's token"
