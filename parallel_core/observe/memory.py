@@ -42,8 +42,10 @@ class MemoryCapExceeded(MemoryError):
         self.live, self.cap = live, cap
         total = sum(live.values())
         most = max(live, key=lambda name: live[name])
+        digits = 4 if 10 * (total - cap) < cap else 3  # enough for the three sizes to add up
         super().__init__(
-            f"{bytes_text(total, 4)} live, {bytes_text(total - cap)} above the cap of {bytes_text(cap, 4)}; "
+            f"{bytes_text(total, digits)} live, {bytes_text(total - cap, 3)} above the cap of "
+            f"{bytes_text(cap, digits)}; "
             f"{100 * live[most] // max(total, 1)} % of it {CATEGORY_NAMES[most]}"
         )
 

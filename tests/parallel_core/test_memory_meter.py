@@ -212,4 +212,6 @@ def test_the_sizes_in_the_message_of_a_cap_add_up() -> None:
     live = {"activations": 8_000_000, "params": 4_261_120}
     said = str(MemoryCapExceeded(live, 12_000_000))
     assert said == "11.69 MiB live, 255 KiB above the cap of 11.44 MiB; 65 % of it activations"
-    assert str(MemoryCapExceeded(live, 3 << 20)).startswith("11.69 MiB live, 8.7 MiB above the cap of 3 MiB; ")
+    small = str(MemoryCapExceeded({"params": 696_422}, 10_000))
+    assert small.startswith("680 KiB live, 670 KiB above the cap of 9.77 KiB; ")
+    assert str(MemoryCapExceeded(live, 3 << 20)).startswith("11.7 MiB live, 8.69 MiB above the cap of 3 MiB; ")
