@@ -207,3 +207,17 @@ def test_the_last_lines_of_a_log_begin_at_their_end(
     )
     assert box and box["y"] < last <= box["y"] + box["height"]
     assert log.evaluate("(log) => log.scrollHeight > log.clientHeight")
+
+
+def test_fields_beside_each_other_begin_in_one_line_and_plans_have_lines_of_their_own(
+    window: Callable[..., Page], session: Any
+) -> None:
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto("/runs/")
+    tops = [page.locator(f"label[for=filter-{name}]").bounding_box() for name in ("tag", "created_after")]
+    assert tops[0] and tops[1] and tops[0]["y"] == tops[1]["y"]
+    page.goto("/planner/")
+    names = page.locator("[aria-labelledby=ranked-title] tbody th")
+    expect(names.first).to_be_visible()
+    heights = names.evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().height)")
+    assert heights and max(heights) < 72, "a name has at most three lines"
