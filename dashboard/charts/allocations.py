@@ -11,7 +11,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.theme import var
 from parallel_core.analysis.allocations import Allocations
 from parallel_core.analysis.downsample import thin
-from parallel_core.analysis.quantities import bytes_text, count_text
+from parallel_core.analysis.quantities import bytes_text, count_text, step_text
 
 MIB = 1 << 20
 MOST_POINTS = 600
@@ -38,7 +38,7 @@ def chart(found: Allocations, step: int, rank: int) -> Chart:
     title = f"{bytes_text(found.peak)} at most: {before} from before the step and {over} on top."
     subtitle = "Bytes asked of the CUDA allocator and not yet freed, MiB; the dot is the peak"
     part = f", {count_text(len(kept))} of them drawn" if len(kept) < len(found.us) else ""
-    source = f"measured, step {step}, rank {rank}: {count_text(len(found.us))} allocations and frees{part}"
+    source = f"measured, {step_text(step)}, rank {rank}: {count_text(len(found.us))} allocations and frees{part}"
     figure = {"data": [curve, _peak(found)], "layout": layout}
     return Chart("allocations", title, subtitle, source, figure, COLUMNS, _rows(found))
 

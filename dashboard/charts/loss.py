@@ -14,7 +14,7 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.json_values import finite_list
 from parallel_core.analysis.downsample import Means
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import count_text, significant
 
 AXES = ("step", "samples", "seconds")
 UNCOUNTED = "as the run from whose checkpoint it went on was deleted"
@@ -97,18 +97,19 @@ def chart(
     subtitle = "; ".join(filter(None, (f"{unit.capitalize()} of each run", _patterns(lines), alike)))
     of_all = f"{len(curves)} {of}" if len(lines) < len(curves) else ""
     source = f"{source}; {_counted(lines, older, of_all, above)}"
-    return Chart(key, title, subtitle, source, figure, COLUMNS, [_row(curve) for curve in curves])
+    zeros = _fractions(curves)
+    return Chart(key, title, subtitle, source, figure, COLUMNS, [_row(curve, zeros) for curve in curves])
 
 
 def _counted(drawn: Sequence[Curve], older: Sequence[Curve], of_all: str, above: int) -> str:
     """Says how many of the points the figure shows, and of the curves where they are not `of_all`."""
     shown, total = sum(len(c.value) for c in drawn), sum(c.total for c in drawn)
     lines = f"{len(drawn)} of {of_all} drawn, " if of_all else ""
-    text = f"{lines}{shown} of {total} points"
+    text = f"{lines}{count_text(shown)} of {count_text(total)} points"
     if older:
-        text += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"
+        text += f"; faint: {count_text(sum(c.total for c in older))} points of earlier attempts, trained again"
     text += "".join(f"; no line of {one.label} over samples, {UNCOUNTED}" for one in drawn if one.samples_shift is None)
-    return text + (f", {above} of them above this view: “{ALL}” shows them" if above else "")
+    return text + (f", {count_text(above)} of them above this view: “{ALL}” shows them" if above else "")
 
 
 def _layout(lines: int, unit: str, meta: dict[str, Any]) -> dict[str, Any]:
@@ -210,10 +211,15 @@ def _told_apart(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return traces
 
 
-def _row(curve: Curve) -> list[str]:
+def _fractions(curves: Sequence[Curve]) -> bool:
+    """Whether any value is no whole number: whole ones, as of what is counted, need no zeros behind them."""
+    return any(bool((np.mod(own[np.isfinite(own)], 1) > 0).any()) for own in (curve.value for curve in curves))
+
+
+def _row(curve: Curve, zeros: bool) -> list[str]:
     if not len(curve.value):
         return [curve.label, "0", "", "", ""]
     finite = curve.value[np.isfinite(curve.value)]
-    least = significant(float(finite.min()), 6, zeros=True) if len(finite) else "not finite"
-    ends = [significant(float(v), 6, zeros=True) for v in (curve.value[0], curve.value[-1])]
-    return [curve.label, str(curve.total), *ends, least]
+    least = significant(float(finite.min()), 6, zeros) if len(finite) else "not finite"
+    ends = [significant(float(v), 6, zeros) for v in (curve.value[0], curve.value[-1])]
+    return [curve.label, count_text(curve.total), *ends, least]

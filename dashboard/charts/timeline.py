@@ -21,7 +21,7 @@ from dashboard.charts.theme import var
 from parallel_core.analysis.bins import Bins
 from parallel_core.analysis.breakdown import Account, Breakdown, accounts, mean
 from parallel_core.analysis.names import COMPONENT_NAMES
-from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.quantities import ns_text, percent_text, step_text
 from parallel_core.analysis.waits import Waited, step_start, waited_if_whole
 from parallel_core.layout import Layout
 
@@ -161,7 +161,7 @@ class Step:
         second = max(named, key=lambda name: named[name])
         word = untraced(parts.other) if untraced and second == "other" else COMPONENT_NAMES[second]
         shares = percent_text(parts.share("compute")), percent_text(parts.share(second))
-        pace = self.pace if number is None else self._took(f"in step {number}")
+        pace = self.pace if number is None else self._took(f"in {step_text(number)}")
         return f"{pace}: {shares[0]} compute, {shares[1]} {word}."
 
     @property

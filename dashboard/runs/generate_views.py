@@ -26,6 +26,7 @@ from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
 from dashboard.runs.text_fields import NUMBER, TextFields
 from parallel_core import limits
 from parallel_core.analysis.generated import text
+from parallel_core.analysis.quantities import step_text
 from parallel_core.generation_request import read_request
 
 
@@ -55,7 +56,7 @@ class GenerateForm(TextFields):
         ordered = sorted(resuming.steps(run), key=lambda n: (n in bad, -n))  # the first is the default
         doubts = {n: f", which run {one.by} found damaged" for n, one in bad.items()}
         best = resuming.best(run)
-        said = {n: ", ".join(filter(None, (f"step {n}", resuming.remark(best, n)))) for n in ordered}
+        said = {n: ", ".join(filter(None, (f"{step_text(n)}", resuming.remark(best, n)))) for n in ordered}
         step.choices = [(str(n), f"{said[n]}{doubts.get(n, '')}") for n in ordered if n or not weights]
         if weights:
             step.choices = [*step.choices, ("0", f"the weights {weights}, before the first step")]

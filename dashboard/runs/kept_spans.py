@@ -6,7 +6,7 @@ from django.db.models import QuerySet
 
 from dashboard.runs.models import Run, SpanChunk
 from dashboard.runs.traced import newest_traced_step, spans_of_newest
-from parallel_core.analysis.quantities import count_text
+from parallel_core.analysis.quantities import count_text, step_text
 
 WHY = "its worker's disk limit was reached before the yard had stored them."
 
@@ -29,13 +29,13 @@ def dropped_text(run: Run, step: int | None) -> str:
     shown = newest_traced_step(run) if step is None else step
     if shown is None or span_counts(run, shown)[0] or not (said := kept_text(run, shown)):
         return ""
-    return f"{said} of step {shown} were kept: {WHY}"
+    return f"{said} of {step_text(shown)} were kept: {WHY}"
 
 
 def missing_text(run: Run, step: int) -> str:
     """Why some ranks of a traced step have no spans; '' where none of them were dropped."""
     ranks = _dropped(run).filter(step=step).count()
-    return f"the spans of {ranks} of {run.devices} ranks of step {step} were not kept: {WHY}" if ranks else ""
+    return f"the spans of {ranks} of {run.devices} ranks of {step_text(step)} were not kept: {WHY}" if ranks else ""
 
 
 def any_dropped(run: Run) -> bool:

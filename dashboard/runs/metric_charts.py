@@ -14,6 +14,7 @@ from dashboard.runs import selectors
 from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import Run
 from dashboard.runs.samples import samples_shift
+from parallel_core.analysis.quantities import step_text
 from parallel_core.layout import Layout
 from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
@@ -216,4 +217,4 @@ def _newest(metric: Metric, found: Sequence[selectors.Series]) -> str:
     ends = [own for own in found if len(own.step)]
     values, step = [float(own.value[-1]) for own in ends], max(int(own.step[-1]) for own in ends)
     words = dict.fromkeys(metric.said(value) for value in (min(values), max(values)))
-    return f"{' to '.join(words)} at step {step}"
+    return f"{' to '.join(words)} at {step_text(step)}"

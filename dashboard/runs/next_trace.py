@@ -17,6 +17,7 @@ from django.utils import timezone
 from dashboard.accounts.roles import may_change
 from dashboard.runs import profiles, selectors
 from dashboard.runs.models import Run, State
+from parallel_core.analysis.quantities import count_text, step_text
 from parallel_core.observe.trace_request import HOWS, How
 
 LEAD_S = 3.0
@@ -88,19 +89,19 @@ def status(run: Run) -> Status:
         return arrived
     how = {"profiler": " with torch.profiler", "memory": " with a memory snapshot"}.get(run.trace_how, "")
     if run.state == State.RUNNING and (run.step or 0) < step + LATE_STEPS:
-        return Status(f"Step {step} will be traced{how}; the run is at step {run.step or 0}.", True)
-    return Status(f"Step {step} had gone by before every rank knew of it: ask again.")
+        return Status(f"Step {count_text(step)} will be traced{how}; the run is at {step_text(run.step or 0)}.", True)
+    return Status(f"Step {count_text(step)} had gone by before every rank knew of it: ask again.")
 
 
 def _arrived(run: Run, step: int) -> Status | None:
     """Where to see the requested trace; None while it has not arrived."""
     if run.trace_how == "spans":
         there = selectors.was_traced(run, step)
-        return Status(f"Step {step} was traced.", address=f"?step={step}") if there else None
+        return Status(f"Step {count_text(step)} was traced.", address=f"?step={step}") if there else None
     memory = run.trace_how == "memory"
     kind = profiles.Kind.SNAPSHOT if memory else profiles.Kind.PROFILE
     if not any(found.number == step and found.openable for found in profiles.listed(run, kind)):
         return None
     if memory:
-        return Status(f"The allocations of step {step} were recorded.", address="?tab=memory#snapshots")
-    return Status(f"Step {step} was profiled.", address="?tab=ranks#details")
+        return Status(f"The allocations of {step_text(step)} were recorded.", address="?tab=memory#snapshots")
+    return Status(f"Step {count_text(step)} was profiled.", address="?tab=ranks#details")

@@ -16,7 +16,7 @@ from parallel_core.analysis.breakdown import COMPONENTS, Account
 from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.losses import losses
 from parallel_core.analysis.names import COMPONENT_NAMES
-from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.quantities import ns_text, percent_text, step_text
 from parallel_core.analysis.rows import durations
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
@@ -95,7 +95,7 @@ def _losses(trace: Trace) -> Chart | None:
         return None
     other, single = base
     found = losses(single, [account.parts for account in trace.accounts.values()])
-    source = f"measured, step {trace.step} against the traced step of {other.label or other.name}"
+    source = f"measured, {step_text(trace.step)} against the traced step of {other.label or other.name}"
     return losses_chart.chart(found, source)
 
 

@@ -17,7 +17,7 @@ from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, MemoryRecord, Run
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.names import CATEGORY_NAMES
-from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
+from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text, step_text
 from parallel_core.layout import Layout
 from parallel_core.observe.observed_steps import first_traced
 from parallel_core.observe.records import CATEGORIES, MEMORY
@@ -61,22 +61,21 @@ def _with_memory(run: Run, made: Chart) -> Chart:
     if worst is None or not len(worst.curve):
         return made
     _add_memory(made.figure, worst)
-    said = (
-        f"; below: memory of rank {worst.rank} in metered step {worst.step}, MiB, stretched to the length of this step"
-    )
+    metered = f"memory of rank {worst.rank} in metered {step_text(worst.step)}"
+    said = f"; below: {metered}, MiB, stretched to the length of this step"
     return replace(made, subtitle=made.subtitle + said)
 
 
 def heading(run: Run, step: int | None) -> str:
     """What the step of `timeline` is called."""
     if step is not None:
-        return f"traced step {step}"
+        return f"traced {step_text(step)}"
     shown = selectors.newest_traced_step(run)
     return "newest traced step" if shown is None else selectors.newest_words(run, shown)
 
 
 def _which(run: Run, step: int | None, shown: int) -> str:
-    return f"the {selectors.newest_words(run, shown)}" if step is None else f"step {step}"
+    return f"the {selectors.newest_words(run, shown)}" if step is None else step_text(step)
 
 
 def _part(run: Run, step: int) -> str:
@@ -144,7 +143,8 @@ def _expected(run: Run) -> str:
     if first is None:
         return "This run is too short: none of its steps is traced."
     # Without the current step: this text is not updated until the traced step has arrived.
-    return f"Here you will see forward, backward, communication and idle time of each rank, once step {first} is done."
+    what = "forward, backward, communication and idle time of each rank"
+    return f"Here you will see {what}, once {step_text(first)} is done."
 
 
 def memory_rows(run: Run, limit: int | None) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from dashboard.runs.fleet_checks import offered_to
 from dashboard.runs.form_words import short_label
 from dashboard.runs.models import Run
 from dashboard.runs.run_files import Files
-from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.quantities import bytes_text, step_text
 from parallel_core.data.corpus import CorpusError
 from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage
 from parallel_core.spec import RunSpec
@@ -62,7 +62,7 @@ def _elsewhere(source: Run, step: int | None, *, generates: bool) -> str:
     """What to begin from instead of the source's checkpoint of `step`: the newest other one, or nothing."""
     do = "Generate" if generates else "Resume it"
     if others := [own for own in resuming.sound(source) if own != step]:
-        return f"{do} from another checkpoint of run {source.pk}: step {others[-1]}."
+        return f"{do} from another checkpoint of run {source.pk}: {step_text(others[-1])}."
     what = f"Clone run {source.pk}, which makes new ones" if generates else "Clone it with nothing in Resume from"
     return f"Run {source.pk} has no other checkpoint. {what}."
 
@@ -72,7 +72,7 @@ def _again(run: Run) -> str:
     if run.between:
         return "Time the links again on Fleet"
     steps = resuming.sound(run)
-    return f"Resume it from step {steps[-1]}" if steps else "Clone it"
+    return f"Resume it from {step_text(steps[-1])}" if steps else "Clone it"
 
 
 def _less_memory(run: Run) -> str:

@@ -10,6 +10,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.memory_over_time import Metered
 from dashboard.runs import selectors
 from dashboard.runs.models import Run
+from parallel_core.analysis.quantities import step_text
 from parallel_core.layout import Layout
 from parallel_core.observe.records import MEMORY, SPAN
 from parallel_core.plan.memory import counted_stages
@@ -41,7 +42,9 @@ def over_time(run: Run) -> Chart | None:
     ]
     metered = next(iter(records.values())).step
     return memory_over_time.chart(
-        ranks, f"measured, metered step {metered}" + (f", traced step {step}" if spans else "")
+        ranks,
+        f"measured, metered {step_text(metered)}"
+        + (f", traced {step_text(step)}" if spans and step is not None else ""),
     )
 
 

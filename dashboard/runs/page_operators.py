@@ -11,7 +11,7 @@ from dashboard.runs import selectors, traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.align import Alignment, Name, Row, Side, align_sides, sentence
-from parallel_core.analysis.quantities import few_text, sentence_text
+from parallel_core.analysis.quantities import few_text, sentence_text, step_text
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
 
@@ -83,7 +83,8 @@ def _recorded_by(trace: Trace) -> str:
     if len(trace.spans) == trace.layout.world:
         return ""
     here, why = sorted(trace.spans), selectors.missing_text(trace.run, trace.step)
-    said = f"Of step {trace.step}, the spans of {len(here)} of {trace.layout.world} ranks are here: {few_text(here)}."
+    which = f"{len(here)} of {trace.layout.world} ranks are here: {few_text(here)}"
+    said = f"Of {step_text(trace.step)}, the spans of {which}."
     return f"{said} {sentence_text(why)}" if why else said
 
 

@@ -29,7 +29,7 @@ from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.reads import read_sentence
 from dashboard.runs.spreading import devices_of, hosts_of
 from parallel_core.analysis.host_drift import contention_text
-from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text, step_text
 from parallel_core.faults import trained
 from parallel_core.layout import Layout
 from parallel_core.schedule.text import spoken
@@ -148,7 +148,9 @@ def equal_sentence(run: Run) -> str:
     times = f"1 check, {seconds_text(found['seconds'])}" if once else f"{found['checks']} checks, "
     times += "" if once else f"{seconds_text(found['seconds'])} each"
     equal = _compared(trained(RunSpec.stored(run.spec)))
-    return f"{times} ({cost} of the steps): {equal}. Parameters after step {found['step']}: {found['parameters']}."
+    return (
+        f"{times} ({cost} of the steps): {equal}. Parameters after {step_text(found['step'])}: {found['parameters']}."
+    )
 
 
 def _compared(spec: RunSpec) -> str:

@@ -18,6 +18,7 @@ from parallel_core.analysis.quantities import (
     rate_text,
     seconds_text,
     significant,
+    step_text,
 )
 from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.spec import RunSpec
@@ -79,7 +80,9 @@ def _last(series: selectors.Series, text: object) -> str:
 
 
 def _fall(series: selectors.Series) -> str:
-    return f"from {significant(float(series.value[0]), 4)} at step {series.step[0]}" if len(series.value) > 1 else ""
+    return (
+        f"from {significant(float(series.value[0]), 4)} at {step_text(series.step[0])}" if len(series.value) > 1 else ""
+    )
 
 
 def _loss_note(run: Run, loss: selectors.Series) -> str:
@@ -87,7 +90,7 @@ def _loss_note(run: Run, loss: selectors.Series) -> str:
     held_out = selectors.series(run, "eval_loss") if RunSpec.stored(run.spec).train.held_out else None
     if held_out is None or not len(held_out.value):
         return _fall(loss)
-    return f"held out {significant(float(held_out.value[-1]), 4)} at step {held_out.step[-1]}"
+    return f"held out {significant(float(held_out.value[-1]), 4)} at {step_text(held_out.step[-1])}"
 
 
 def _step_time(run: Run) -> Tile:

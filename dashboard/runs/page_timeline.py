@@ -13,7 +13,7 @@ from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.lateness import late, lateness
-from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.quantities import ns_text, percent_text, step_text
 from parallel_core.analysis.rows import durations
 from parallel_core.analysis.waits import waited_if_whole
 from parallel_core.schedule.ir import Kind
@@ -40,7 +40,7 @@ def context(run: Run, step: int | None) -> dict[str, Any]:
 
 def _chart(trace: Trace, joined: np.ndarray) -> Chart:
     path = critical_path(trace.spans, trace.layout)
-    source, waits = f"measured, step {trace.step}", waited_if_whole(trace.spans, trace.layout)
+    source, waits = f"measured, {step_text(trace.step)}", waited_if_whole(trace.spans, trace.layout)
     return overlay.chart(trace.spans, joined, path, _title(trace, joined), source, waits)
 
 

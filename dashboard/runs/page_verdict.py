@@ -21,7 +21,16 @@ from dashboard.runs.turns import queue_order
 from parallel_core.analysis.diagnosis.divergence import SPIKE, skipped_of, what_is_skipped
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work
-from parallel_core.analysis.quantities import bytes_text, one_of, percent_text, rate_text, seconds_text, significant
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    count_text,
+    one_of,
+    percent_text,
+    rate_text,
+    seconds_text,
+    significant,
+    step_text,
+)
 from parallel_core.observe.progress import NO_STEPS
 from parallel_core.outline import outline_of
 from parallel_core.plan.strategy import idle_share
@@ -124,7 +133,7 @@ def _running(run: Run) -> Verdict:
     spec = RunSpec.stored(run.spec)
     if run.step is None:
         return Verdict(f"Running {placed(selectors.attempt_of(run))}: no step is done yet.")
-    parts = [f"Step {run.step + 1:,} of {spec.train.steps:,}".replace(",", " ")]
+    parts = [f"Step {count_text(run.step + 1)} of {count_text(spec.train.steps)}"]
     if run.step_time:  # from the median, as the time left is: the newest step may be untypical
         parts.append(rate_text(Work.of(spec).speeds(run.step_time, None)["tokens_per_s"], target_of(run)))
     elif run.tokens_per_s:
@@ -176,7 +185,8 @@ def _rise(run: Run) -> str:
     last, points = run.summary.get("final_loss"), selectors.first_after(run, "loss", 0, -1, 1)
     if last is None or not len(points.value) or not last >= SPIKE * points.value[0]:
         return ""
-    return f"The loss rose from {significant(points.value[0], 4)} at step {points.step[0]} to {significant(last, 4)}. "
+    began = f"{significant(points.value[0], 4)} at {step_text(points.step[0])}"
+    return f"The loss rose from {began} to {significant(last, 4)}. "
 
 
 def _final_losses(run: Run) -> str:
@@ -190,11 +200,11 @@ def _beside(run: Run, held_out: Mapping[str, Any]) -> str:
     """The last held-out loss, with its step where that is not the run's last, and the lowest one if it came earlier."""
     step, best = held_out["step"], held_out.get("best", held_out)
     said = f", held out {significant(held_out['loss'], 4)}"
-    said += f" at step {step}" if step + 1 < run.spec["train"]["steps"] else ""
+    said += f" at {step_text(step)}" if step + 1 < run.spec["train"]["steps"] else ""
     if best["step"] >= step:
         return said
     kept = run.checkpoints.filter(step=best["step"] + 1).exists()
-    return f"{said} (lowest {significant(best['loss'], 4)} at step {best['step']}{', kept' if kept else ''})"
+    return f"{said} (lowest {significant(best['loss'], 4)} at {step_text(best['step'])}{', kept' if kept else ''})"
 
 
 UNKNOWN_OTHERS = (
@@ -236,7 +246,7 @@ def _diverged(run: Run) -> str:
         return ""
     last_good = np.flatnonzero(np.isfinite(loss.value))
     first_bad = loss.step[last_good[-1] + 1] if len(last_good) else loss.step[0]
-    return f"The loss is not a finite number from step {first_bad} on: try a lower learning rate. "
+    return f"The loss is not a finite number from {step_text(first_bad)} on: try a lower learning rate. "
 
 
 def _skipped(run: Run) -> str:
@@ -255,7 +265,7 @@ def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
         done = max((sample.done for sample in generated_text.texts(run)), default=0)
         return Verdict(f"Cancelled after {done} of {run.task['new']} tokens.")
     before = "" if run.between else " before its first step"
-    at = f" at step {run.step + 1}" if run.step is not None else before
+    at = f" at {step_text(run.step + 1)}" if run.step is not None else before
     gone = " No process is left." if attempt.report.get("none_left") else ""
     return Verdict(f"Cancelled{at}.{gone}")
 
@@ -294,7 +304,8 @@ def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
         return f"Rank {rank} was last seen while it measured {where.get('op')}."
     if where.get("step", 0) < 0:
         return f"Rank {rank} was last seen {where.get('op') or 'starting'}, before its first step."
-    return f"Rank {rank} was last seen at step {where.get('step')} in {spoken(where.get('op') or 'no operation')}."
+    doing = spoken(where.get("op") or "no operation")
+    return f"Rank {rank} was last seen at {step_text(where.get('step', 0))} in {doing}."
 
 
 def target_of(run: Run) -> str:

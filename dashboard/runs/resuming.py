@@ -8,7 +8,7 @@ from typing import Any
 from dashboard.control.dispatch import resume_from
 from dashboard.runs.damaged import damaged
 from dashboard.runs.models import Checkpoint, Run
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import count_text, significant, step_text
 from parallel_core.checkpoint.match import mismatches
 from parallel_core.limits import MAX_STEPS
 from parallel_core.spec import RunSpec
@@ -95,7 +95,7 @@ def absent(run: Run, step: int) -> str:
     if step in have:
         return ""
     some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
-    return f"Run {run.pk} has no checkpoint at step {step}; {some}."
+    return f"Run {run.pk} has no checkpoint at {step_text(step)}; {some}."
 
 
 def doubt(named: ResumeFrom | None) -> str:
@@ -105,5 +105,7 @@ def doubt(named: ResumeFrom | None) -> str:
     if run is None or bad is None:
         return ""
     others = [step for step in sound(run) if step != bad.step]
-    instead = f"Step {others[-1]} is not known to be." if others else f"Run {run.pk} has no other checkpoint."
+    instead = (
+        f"Step {count_text(others[-1])} is not known to be." if others else f"Run {run.pk} has no other checkpoint."
+    )
     return f"Run {bad.by} was to begin from it and found: {bad.sentence} {instead}"

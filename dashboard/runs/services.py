@@ -22,7 +22,7 @@ from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
 from dashboard.runs.name_tags_notes import clean_notes, clean_tags, notes_errors, words_errors
 from parallel_core import limits
-from parallel_core.analysis.quantities import sentence_text
+from parallel_core.analysis.quantities import sentence_text, step_text
 from parallel_core.faults import sentences
 from parallel_core.plan.memory import counted, fullest
 from parallel_core.plan.room import device_bytes
@@ -219,7 +219,7 @@ def _origin(request: RunRequest) -> str:
     if resume_from is None:
         return ""
     does = "generate text" if request.get("task") else "go on"
-    return f", to {does} from step {resume_from['step']} of run {resume_from['run']}"
+    return f", to {does} from {step_text(resume_from['step'])} of run {resume_from['run']}"
 
 
 def request_cancel(*, run: Run, user: Any) -> Run:

@@ -19,7 +19,7 @@ from dashboard.runs.models import ENDED, Run
 from dashboard.runs.traces import Trace
 from dashboard.runs.whatif_form import WhatIfForm, replayed
 from dashboard.runs.whatif_words import gain_text, sentence, speedup
-from parallel_core.analysis.quantities import ns_text, sentence_text
+from parallel_core.analysis.quantities import ns_text, sentence_text, step_text
 from parallel_core.analysis.waits import waited_if_whole
 from parallel_core.layout import Layout
 from parallel_core.observe.records import LANES, SPAN
@@ -68,7 +68,7 @@ def never_text(run: Run) -> str:
 
 def absent_text(run: Run, step: int | None) -> str:
     """Why there is no trace of a step (None: the newest)."""
-    nothing = never_text(run) if step is None else f"No span of step {step} was recorded."
+    nothing = never_text(run) if step is None else f"No span of {step_text(step)} was recorded."
     return selectors.dropped_text(run, step) or nothing
 
 
@@ -147,7 +147,7 @@ def _candidates(spec: RunSpec) -> list[tuple[str, dict[str, Any], Change]]:
 def chart(spans: Mapping[int, np.ndarray], layout: Layout, took: float, made: Replay, step: int) -> Chart:
     """The measured step (which took `took` ns) and the predicted one, for a step with a known layout."""
     predicted = {layout.tensor_group(q)[0]: rows for q, rows in made.spans.items()}
-    return both_steps(spans, took, predicted, made.step, f"step {step}", (layout, Layout.of(made.spec)))
+    return both_steps(spans, took, predicted, made.step, step_text(step), (layout, Layout.of(made.spec)))
 
 
 def both_steps(

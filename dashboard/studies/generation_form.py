@@ -27,7 +27,7 @@ from dashboard.studies.models import Study
 from dashboard.studies.study_form import StudyForm
 from dashboard.studies.variants import Plan, Variant
 from dashboard.studies.written_fields import Written
-from parallel_core.analysis.quantities import listed_text, seconds_text
+from parallel_core.analysis.quantities import listed_text, seconds_text, step_text
 from parallel_core.generation_request import read_request
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
@@ -134,7 +134,7 @@ class GenerationForm(TextFields, StudyForm):
         cleaned["step"] = self._step(self.source, cleaned.get("step", "").strip())
         if not self.errors:
             self._check_text(self.source)
-            self.runs_note = f"From step {cleaned['step']} of run {self.source.pk}, “{self.source.name}”."
+            self.runs_note = f"From {step_text(cleaned['step'])} of run {self.source.pk}, “{self.source.name}”."
         return cleaned
 
     def _step(self, run: Run, given: str) -> str:

@@ -24,7 +24,15 @@ from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import RULES, diagnose
 from parallel_core.analysis.diagnosis.place import place
 from parallel_core.analysis.gaps import gaps
-from parallel_core.analysis.quantities import count_text, few_text, ns_text, percent_text, plural_text, seconds_text
+from parallel_core.analysis.quantities import (
+    count_text,
+    few_text,
+    ns_text,
+    percent_text,
+    plural_text,
+    seconds_text,
+    step_text,
+)
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
 from parallel_core.traces.profiled_cycles import summed
@@ -120,7 +128,9 @@ def timeline(trace: Trace, step: int, window: Window | None = None, lit: Lit | N
     if many:
         drawn = kept(("drawn", trace.pk, step), lambda: found.part(_drawn(_idle(found))))
     word = "idle" if trace.spec else "idle or not traced"
-    made = drawn.chart(_least(found, word), f"{source_of(trace)}, step {step}{_part(len(found.spans))}", window, lit)
+    made = drawn.chart(
+        _least(found, word), f"{source_of(trace)}, {step_text(step)}{_part(len(found.spans))}", window, lit
+    )
     if drawn.long:
         made.figure["layout"]["meta"]["window"] = f"{reverse('traces:gantt', args=(trace.pk,))}?step={step}"
         made.figure["layout"]["meta"]["window"] += f"&lit={lit.query}" if lit else ""

@@ -18,7 +18,7 @@ from dashboard.charts.timeline import Step
 from dashboard.runs.whatif_form import ChangeForm
 from dashboard.runs.whatif_replay import Times
 from dashboard.runs.whatif_words import check, effect, gain_text, speedup
-from parallel_core.analysis.quantities import ns_text, significant
+from parallel_core.analysis.quantities import ns_text, significant, step_text
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.imported import Groups, named, replayed
 from parallel_core.simulate.replay import FREE
@@ -124,5 +124,5 @@ def _chart(found: Step, made: Mapping[int, Any], step: int) -> Chart | None:
     runs = [(name, {rank: spans[rank] for rank in first}) for name, spans in both]
     title = f"{ns_text(length(found.spans))} measured, {ns_text(length(made))} predicted"
     part = f", {len(first)} of {len(found.spans)} ranks" if len(found.spans) > len(first) else ""
-    source = f"step {step}, measured and replayed{part}"
+    source = f"{step_text(step)}, measured and replayed{part}"
     return gantt.chart(runs, title, source, key="whatif", what=REPLAYED, predicted=(1,))

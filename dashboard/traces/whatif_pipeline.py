@@ -19,7 +19,7 @@ from dashboard.traces import whatif_recorded as recorded
 from dashboard.traces.models import Trace
 from dashboard.traces.spans import device_of, groups, step_of
 from dashboard.traces.whatif import DRAWN_RANKS, WhatIf
-from parallel_core.analysis.quantities import ns_text, plural_text
+from parallel_core.analysis.quantities import ns_text, plural_text, step_text
 from parallel_core.schedule.ir import Schedule
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.simulate.imported import MOST_SPANS, Groups
@@ -113,4 +113,4 @@ def _chart(found: Recovered, made: Replay, step: int) -> Chart:
     measured = {theirs: found.rows[ours] for ours, theirs in ranks.values()}
     predicted = {ranks[q][1]: rows for q, rows in made.spans.items() if q in ranks}
     part = f", {len(ranks)} of {len(made.spans)} pipeline ranks" if len(made.spans) > len(ranks) else ""
-    return both_steps(measured, found.step, predicted, made.step, f"step {step}{part}")
+    return both_steps(measured, found.step, predicted, made.step, f"{step_text(step)}{part}")

@@ -77,6 +77,11 @@ def count_text(count: int) -> str:
     return f"{count:,}".replace(",", "\N{NO-BREAK SPACE}")
 
 
+def step_text(step: int) -> str:
+    """A step by its number, written as all counts are: `step 2 546`."""
+    return f"step {count_text(step)}"
+
+
 def large_text(count: int) -> str:
     """A count to three digits, with the largest of k, M, B (10^9) and T of which there is one: `175 B`, `812 k`."""
     units = ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k"), (1, ""))

@@ -15,6 +15,7 @@ from parallel_core.analysis.names import CATEGORY_NAMES, COMPONENT_NAMES
 from parallel_core.analysis.parity import Parity
 from parallel_core.analysis.quantities import (
     bytes_text,
+    count_text,
     difference_text,
     listed_text,
     minus_text,
@@ -221,9 +222,9 @@ def _all_equal(compared: Mapping[str, Parity], baseline: str, others: int, every
 def loss_title(first: float, last: float, steps: int, label: str) -> str:
     """Title of the loss curves, for the run `label`."""
     if not math.isfinite(last):
-        return f"Not finite after {steps} steps: the loss of {label} began at {significant(first)}."
+        return f"Not finite after {count_text(steps)} steps: the loss of {label} began at {significant(first)}."
     verb = "falls" if last < first else "rises" if last > first else "stays"
-    return f"{significant(last)} after {steps} steps: the loss of {label} {verb} from {significant(first)}."
+    return f"{significant(last)} after {count_text(steps)} steps: the loss of {label} {verb} from {significant(first)}."
 
 
 def gantt_title(label: str, breakdown: Breakdown) -> str:

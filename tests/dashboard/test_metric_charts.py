@@ -13,6 +13,7 @@ from dashboard.charts.loss import MAX_LINES
 from dashboard.runs import metric_charts, page_tiles
 from dashboard.runs.metric_rows import METRICS, NOT_DRAWN
 from dashboard.runs.models import Attempt, Run, SeriesChunk
+from parallel_core.analysis.quantities import count_text
 from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES, SHARE_SERIES, encode
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import points_frame
@@ -139,10 +140,10 @@ def test_news_of_a_long_curve_are_told_without_reading_all_of_it(long: Run) -> N
     whole = next(chart for chart in metric_charts.metrics(long) if chart.key == "loss")
     SeriesChunk.objects.filter(name="loss", first_step__in=[EACH * i for i in range(1, CHUNKS - 1)]).update(data=b"?")
     live = metric_charts.points_since(long, CHUNKS * EACH - 4)["loss"]
-    assert live["title"] == whole.title == "Loss: 4.125 at step 3999, first 5"
-    assert live["source"].endswith(f"of {CHUNKS * EACH} points") and not live["thinned"]
+    assert live["title"] == whole.title == "Loss: 4.125 at step 3\N{NO-BREAK SPACE}999, first 5"
+    assert live["source"].endswith(f"of {count_text(CHUNKS * EACH)} points") and not live["thinned"]
     assert live["rows"][0][:-1] == whole.rows[0][:-1]
-    assert (live["rows"][0][-1], whole.figure["layout"]["meta"]["least"]) == ("4.125", ["1.75"])
+    assert (live["rows"][0][-1], whole.figure["layout"]["meta"]["least"]) == ("4.12500", ["1.75000"])
 
 
 def test_points_after_a_gap_say_that_they_are_thinned(long: Run) -> None:

@@ -21,6 +21,7 @@ from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_tiles import WIDTH, line, tiles
 from dashboard.runs.page_verdict import planned_bubble, verdict
 from dashboard.runs.spec_table import groups
+from parallel_core.analysis.quantities import step_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
@@ -274,3 +275,12 @@ def test_one_timed_step_has_no_range(client: Client, alice: Any) -> None:
     client.force_login(alice)
     page = client.get(f"/runs/{run.pk}/").content.decode()
     assert "a step (the only one that was timed)" in page and "1 timed steps" not in page
+
+
+def test_a_step_is_written_as_all_counts_are(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice, train={"steps": 3000})
+    factory.start(run)
+    Run.objects.filter(pk=run.pk).update(step=2545)
+    text = reader.get(f"/runs/{run.pk}/").content.decode()
+    assert "Step 2\N{NO-BREAK SPACE}546 of 3\N{NO-BREAK SPACE}000" in text
+    assert step_text(2546) == "step 2\N{NO-BREAK SPACE}546"

@@ -80,7 +80,7 @@ def test_a_long_run_offers_the_newest_steps_and_those_beside_the_shown_one(long_
 @pytest.mark.django_db
 def test_a_step_that_was_not_traced_is_named_with_its_neighbours(long_run: Run) -> None:
     choice = step_choice(long_run, 3005)
-    assert choice.shown is None and "Step 3005 was not traced." in page(choice, None)
+    assert choice.shown is None and "Step 3\N{NO-BREAK SPACE}005 was not traced." in page(choice, None)
     assert (choice.before, choice.behind) == (3000, 3010)
 
 

@@ -69,7 +69,9 @@ def test_losses_of_long_runs_are_compared_to_their_end(alice: Any) -> None:
     view = overview(runs)
     assert [row.parity.steps for row in view.rows if row.parity] == [5_200]
     chart = figures.losses(view)
-    assert " after 5200 steps: " in chart.title and chart.source.endswith(" of 10400 points")
+    assert " after 5\N{NO-BREAK SPACE}200 steps: " in chart.title and chart.source.endswith(
+        " of 10\N{NO-BREAK SPACE}400 points"
+    )
     assert view.parity_sentence.endswith(" in every loss.")
 
 
@@ -80,7 +82,7 @@ def test_losses_of_runs_that_went_on_from_a_late_checkpoint_are_drawn(alice: Any
         points["step"] += 6_000
         chunk.data, chunk.first_step, chunk.last_step = points.tobytes(), 6_000, 6_042
         chunk.save()
-    assert " after 6043 steps: " in figures.losses(overview([run])).title
+    assert " after 6\N{NO-BREAK SPACE}043 steps: " in figures.losses(overview([run])).title
 
 
 @pytest.mark.parametrize(
@@ -95,8 +97,8 @@ def test_of_very_long_runs_the_same_steps_are_read_and_that_is_said(
     view = overview(runs)
     assert [view.losses.of(run)["step"].tolist() for run in runs] == [steps, steps]
     chart, part = figures.losses(view), f"one of every {every} losses"
-    assert f"measured, {part} is read; " in chart.source and chart.source.endswith(" of 3200 points")
-    assert " after 1600 steps: " in chart.title and view.parity_sentence.endswith(f" in {part}.")
+    assert f"measured, {part} is read; " in chart.source and chart.source.endswith(" of 3\N{NO-BREAK SPACE}200 points")
+    assert " after 1\N{NO-BREAK SPACE}600 steps: " in chart.title and view.parity_sentence.endswith(f" in {part}.")
 
 
 def test_where_few_losses_are_read_a_later_attempt_still_replaces_earlier_ones(

@@ -153,7 +153,7 @@ def traced() -> dict[int, np.ndarray]:
 def test_the_norm_of_a_single_device_is_part_of_its_update_and_no_communication(traced: dict[int, np.ndarray]) -> None:
     table = gantt.chart([("", {0: traced[0]})], "t", "s")
     busy = dict(zip(table.columns, table.rows[0], strict=True))
-    assert (busy["communication not hidden, ms"], busy["optimizer, ms"]) == ("0", "0.05")
+    assert (busy["communication not hidden, ms"], busy["optimizer, ms"]) == ("0", "0.0500")
     assert "communication" not in {trace["name"] for trace in table.figure["data"]}
     assert traced[0]["kind"][3] == Kind.NORM, "the spans themselves are unchanged"
 
@@ -162,6 +162,6 @@ def test_the_wait_for_the_norm_is_not_drawn_as_an_update(traced: dict[int, np.nd
     assert after_norm(traced[1])["start"].tolist() == [0, 0, 90_000, 50_000]
     assert traced[1]["start"][2] == 50_000, "the spans themselves are unchanged"
     table = gantt.chart([("", traced)], "t", "s")
-    assert table.rows[1][table.columns.index("optimizer, ms")] == "0.01"
+    assert table.rows[1][table.columns.index("optimizer, ms")] == "0.0100"
     alone = gantt.chart([("", {0: traced[0]})], "t", "s")
-    assert alone.rows[0][alone.columns.index("optimizer, ms")] == "0.05", "a single rank waits for nobody"
+    assert alone.rows[0][alone.columns.index("optimizer, ms")] == "0.0500", "a single rank waits for nobody"

@@ -121,9 +121,12 @@ function append(chart, line, { step: steps, time, value, ...around }) {
   Object.assign(chart, around);
   // What is known of the points that the server did not read again: how many are drawn, and the least of them.
   const drawn = lines.reduce((sum, _, own) => sum + axes.step[own].length, 0);
-  chart.source = chart.source.replace(/\d+(?= of \d+ points)/, drawn);
+  chart.source = chart.source.replace(/[\d\u00a0]+(?= of [\d\u00a0]+ points)/, grouped(drawn));
   chart.rows.forEach((row, i) => row.splice(-1, 1, (least[i] = lesser(least[i], row.at(-1)))));
 }
+
+/* A count with its thousands separated, as count_text of the server. */
+const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, "\u00a0");
 
 /* Of two numbers as texts the lesser one; "not finite" only if both are. */
 const lesser = (known, fresh) => (Number(fresh) < Number(known) || Number.isNaN(Number(known)) ? fresh : known);

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import isfinite
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
-from parallel_core.analysis.quantities import percent_text, significant
+from parallel_core.analysis.quantities import percent_text, significant, step_text
 
 RISE, LAST = 1.02, 2
 
@@ -28,13 +28,14 @@ def check(case: Case) -> Finding | None:
     then, now = (_trained(case, at) for at in (best + 1, len(held_out) - 1))
     if then is None or now is None or now >= then:
         return None
+    began, end = step_text(steps[best]), step_text(steps[-1])
+    trained = f"{significant(then, 4)} at {step_text(steps[best + 1])}, {significant(now, 4)} at {end}"
     return Finding(
         "overfitting",
-        f"{percent_text(last / low - 1)} above its lowest: the held-out loss has risen since step {steps[best]}, while "
+        f"{percent_text(last / low - 1)} above its lowest: the held-out loss has risen since {began}, while "
         "that of training fell.",
-        f"Held out: {significant(low, 4)} at step {steps[best]}, {significant(last, 4)} at step {steps[-1]}. Trained, "
-        f"mean since the evaluation before: {significant(then, 4)} at step {steps[best + 1]}, {significant(now, 4)} at "
-        f"step {steps[-1]}.",
+        f"Held out: {significant(low, 4)} at {began}, {significant(last, 4)} at {end}. Trained, "
+        f"mean since the evaluation before: {trained}.",
         "Stop earlier, train on more text, or raise dropout (model.dropout) or weight decay (train.weight_decay)."
         + _saved(case, int(steps[best])),
         tab="metrics",
