@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dashboard.charts import theme
+from dashboard.charts import many_lines, theme
 from dashboard.charts.chart import Chart
 from dashboard.json_values import finite_list
 from parallel_core.analysis.downsample import Means
@@ -18,7 +18,9 @@ from parallel_core.analysis.quantities import count_text, significant
 
 AXES = ("step", "samples", "seconds")
 UNCOUNTED = "as the run from whose checkpoint it went on was deleted"
-MAX_LINES = 12
+MAX_LINES = many_lines.MOST_APART
+MOST_LINES = 200
+"""The most lines of a chart: of more than MAX_LINES a few are coloured and named."""
 HEIGHT = 320
 LEGEND_ROW, LEGEND_COLUMNS = 20, 4
 """Pixels that each row of the legend adds, and how many names a row holds."""
@@ -49,6 +51,9 @@ class Curve:
     samples_shift: int | None = 0
     """Added to the samples of each step, for a run that went on from a checkpoint of another batch; None = not known:
     then there is no line over samples."""
+    run: int | None = None
+    """The run's id, where the page can mark its line."""
+    baseline: bool = False
 
 
 SYMBOLS = ("circle", "square", "diamond", "circle-open", "square-open", "diamond-open")
@@ -60,8 +65,8 @@ ROLES = {"before": ("line-single", "solid"), "broken": ("bad", "dot"), "proof": 
 
 
 def drawn(curves: Sequence[Curve]) -> list[Curve]:
-    """Those of which a chart shows a line: the first MAX_LINES that have points."""
-    return [curve for curve in curves if len(curve.value)][:MAX_LINES]
+    """Those of which a chart shows a line: the first MOST_LINES that have points."""
+    return [curve for curve in curves if len(curve.value)][:MOST_LINES]
 
 
 def chart(
@@ -74,8 +79,10 @@ def chart(
     of: str = "runs",
     replaced: Sequence[Curve] = (),
     top: float | None = None,
+    first: str = "first in the table",
 ) -> Chart:
-    """Draws the first MAX_LINES curves that have points. `layout.meta.axes` = axis -> the x values of every trace; the
+    """Draws the first MOST_LINES curves that have points; of too many to be told apart the first few are coloured, and
+    `first` says what these are. `layout.meta.axes` = axis -> the x values of every trace; the
     figure starts with steps. The browser smooths with a trace's `meta.mean` and `meta.count`, where it is thinned, and
     never one with `meta.whole`.
 
@@ -84,17 +91,23 @@ def chart(
     from 0 to `top` and says how many values lie above.
     """
     lines = drawn(curves)
+    many = many_lines.too_many(lines, len(set(map(_look, lines))))
+    leaders = many_lines.leading(lines) if many else []
+    lines = many_lines.in_drawing_order(lines) if many else lines
     older = [curve for curve in replaced if len(curve.value)]
     axes = {axis: [*(_x(curve, axis) for curve in lines), *_faint_x(older, axis)] for axis in AXES}
-    traces = [*_told_apart(list(map(_trace, lines))), *([_faint(older)] if older else [])]
+    plain = list(map(_trace, lines))
+    made = many_lines.coloured(plain, lines, leaders) if many else _told_apart(plain)
+    traces = [*made, *([_faint(older)] if older else [])]
     above = sum(int((curve.value > top).sum()) for curve in lines) if top and _far(lines, top) else 0
-    figure: dict[str, Any] = {"data": traces, "layout": _layout(len(lines), unit, {"axes": axes})}
+    figure: dict[str, Any] = {"data": traces, "layout": _layout(len(leaders) or len(lines), unit, {"axes": axes})}
     if above:
         figure["layout"]["yaxis"] |= {"range": [0, top], "autorange": False}
         figure["layout"]["meta"]["above"] = above  # the page offers a button that shows them
     all_of_them = "both" if len(lines) == 2 else f"all {len(lines)}"
     alike = f"{all_of_them} lines lie on one another" if _alike(lines) else ""
-    subtitle = "; ".join(filter(None, (f"{unit.capitalize()} of each run", _patterns(lines), alike)))
+    which = many_lines.words(len(lines), leaders, first) if many else ""
+    subtitle = "; ".join(filter(None, (f"{unit.capitalize()} of each run", which, _patterns(lines), alike)))
     of_all = f"{len(curves)} {of}" if len(lines) < len(curves) else ""
     source = f"{source}; {_counted(lines, older, of_all, above)}"
     zeros = _fractions(curves)
@@ -120,7 +133,7 @@ def _layout(lines: int, unit: str, meta: dict[str, Any]) -> dict[str, Any]:
         xaxis=theme.axis("step", zeroline=False),
         yaxis=theme.axis(unit, zeroline=False, rangemode="normal"),
         hovermode="x unified" if lines <= 4 else "closest",
-        meta=meta,
+        meta=meta | {"narrow": {"legend": {"font": {"size": 10}}}},
     )
 
 
@@ -180,22 +193,29 @@ def _faint(older: Sequence[Curve]) -> dict[str, Any]:
     }
 
 
-def _trace(curve: Curve) -> dict[str, Any]:
+def _look(curve: Curve) -> tuple[str, str]:
+    """The hue and the dash pattern of the curve's line."""
     usual = f"line-{curve.family}", curve.dash or ("dash" if curve.dashed else "solid")
-    hue, dash = ROLES[curve.role] if curve.role else usual
+    return ROLES[curve.role] if curve.role else usual
+
+
+def _trace(curve: Curve) -> dict[str, Any]:
+    hue, dash = _look(curve)
+    meta: dict[str, Any] = {} if curve.run is None else {"run": curve.run, "label": curve.label}
+    meta |= _of_all(curve.means) if curve.means else {}
     return {
         "type": "scatter",
         "mode": "lines",
         "name": theme.escape_label(curve.label),
         "x": _x(curve, "step"),
         "y": finite_list(curve.value),
-        **({"meta": _of_all(curve.means)} if curve.means else {}),
+        **({"meta": meta} if meta else {}),
         "line": {"color": theme.var(hue), "width": 1.75, "dash": dash},
         "hovertemplate": f"{theme.escape_label(curve.label)}: %{{y:.6g}}<extra></extra>",
     }
 
 
-def _of_all(means: Means) -> dict[str, list[Any]]:
+def _of_all(means: Means) -> dict[str, Any]:
     return {"mean": [float(f"{mean:.6g}") for mean in means.mean.tolist()], "count": means.count.tolist()}
 
 

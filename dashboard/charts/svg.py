@@ -183,7 +183,8 @@ class Head(NamedTuple):
 
 def _legend(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The traces that a legend must name; [] where there is only one."""
-    named = [trace for trace in data if trace.get("name") and not isinstance(svg_traces.colour(trace), list)]
+    own = [trace for trace in data if trace.get("name") and trace.get("showlegend", True)]
+    named = [trace for trace in own if not isinstance(svg_traces.colour(trace), list)]
     unique = list({trace["name"]: trace for trace in named if trace.get("mode") != "text"}.values())
     return unique if len(unique) > 1 else []
 

@@ -8,7 +8,18 @@ from itertools import cycle
 
 import numpy as np
 
-from dashboard.charts import breakdown, capacity, gantt, gantt_differences, loss, memory, speedup, tradeoff, waterfall
+from dashboard.charts import (
+    breakdown,
+    capacity,
+    gantt,
+    gantt_differences,
+    loss,
+    many_lines,
+    memory,
+    speedup,
+    tradeoff,
+    waterfall,
+)
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.gantt_differences import Lane
@@ -41,6 +52,8 @@ from parallel_core.observe.records import POINT
 from parallel_core.schedule.traits import TRAITS, flushes
 
 LOSS_BUCKETS = 200
+FAINT_BUCKETS = 16
+"""The least of a grey line: of many lines each has fewer, so that their page does not grow with all their points."""
 OPEN_GANTTS = 4
 OTHER = "another model"
 """What stands in the row of a run that has no speedup over the baseline for that reason."""
@@ -55,10 +68,16 @@ USUAL, ROOM = 95, 1.25
 def of_overview(view: Overview) -> dict[str, Chart]:
     """speedup, breakdown, memory, capacity and, of times that can be compared, tradeoff, by key; they need no query
     beyond the overview's."""
-    like = view.like_for_like  # the time of another kind of model is not held against the baseline's
-    made = [speedups(view), breakdowns(view), memories(view), capacity.chart(view.entries, view.room)]
+    made = by_rows(view)
     if not view.side_by_side:
-        made.append(tradeoff.chart(like.entries, like.source))
+        like = view.like_for_like  # the time of another kind of model is not held against the baseline's
+        made["tradeoff"] = tradeoff.chart(like.entries, like.source)
+    return made
+
+
+def by_rows(view: Overview) -> dict[str, Chart]:
+    """Those of them that have a row for each run."""
+    made = (speedups(view), breakdowns(view), memories(view), capacity.chart(view.entries, view.room))
     return {chart.key: chart for chart in made}
 
 
@@ -102,7 +121,9 @@ def memories(view: Overview) -> Chart:
 def losses(view: Overview) -> Chart:
     """The loss of every run; parity is told in a sentence because curves would not show it."""
     read = view.losses
-    curves = [_loss_curve(row, read, read.of(row.run)) for row in view.rows if row.run.pk in read.held]
+    rows = [row for row in view.rows if row.run.pk in read.held]
+    buckets = _buckets(rows)
+    curves = [_loss_curve(row, read, read.of(row.run), buckets=buckets[row.run.pk]) for row in rows]
     longest = max(loss.drawn(curves), key=lambda curve: curve.total, default=None)
     title = "0 losses have arrived so far."
     if view.lead and view.ranking and view.ranking.what == by_loss.FINAL:
@@ -116,25 +137,46 @@ def losses(view: Overview) -> Chart:
         if row.run.pk in read.replaced
     ]
     source = ", ".join(filter(None, ("measured", read.part))) + left_out(row.run for row in view.rows)
-    return loss.chart(curves, title, source, replaced=older, top=usual_top(view, read))
+    return loss.chart(curves, title, source, replaced=older, top=usual_top(view, read), first=first_ones(view))
+
+
+def first_ones(view: Overview) -> str:
+    """What the first runs of the page are, in words."""
+    return (
+        f"with the lowest {view.ranking.what}" if view.ranking else "fastest" if view.by_time else "first in the table"
+    )
+
+
+def _buckets(rows: Sequence[Row]) -> dict[int, int]:
+    """By run: into how many buckets its losses are thinned. Those of many runs, but for the first and the baseline,
+    share the points that MAX_LINES would have."""
+    if len(rows) <= loss.MAX_LINES:
+        return dict.fromkeys((row.run.pk for row in rows), LOSS_BUCKETS)
+    few = max(FAINT_BUCKETS, LOSS_BUCKETS * many_lines.LEADERS // len(rows))
+    ahead = {row.run.pk for i, row in enumerate(rows) if i < many_lines.LEADERS or row.entry.baseline}
+    return {row.run.pk: LOSS_BUCKETS if row.run.pk in ahead else few for row in rows}
 
 
 def usual_top(view: Overview, read: Losses) -> float | None:
     """Where the first view of losses ends, so that a run that diverges does not press the others together: of the runs
-    that are ranked by their loss the median of what `steps` takes of each; None where none are."""
-    ranked = [read.held[pk]["value"] for pk in (view.ranking.values if view.ranking else ()) if pk in read.held]
+    that are ranked by their loss, or of many, the median of what `steps` takes of each; None of a few unranked ones."""
+    many = read.held if len(read.held) > loss.MAX_LINES else ()
+    ranked = [read.held[pk]["value"] for pk in (view.ranking.values if view.ranking else many) if pk in read.held]
     tops = [float(np.percentile(finite, USUAL)) for own in ranked if len(finite := own[np.isfinite(own)])]
     return ROOM * float(np.median(tops)) if tops else None
 
 
-def _loss_curve(row: Row, read: Losses, points: Points, origin: float | None = None) -> Curve:
-    return replace(curve(row, points, origin), total=read.total(points))
+def _loss_curve(
+    row: Row, read: Losses, points: Points, origin: float | None = None, buckets: int = LOSS_BUCKETS
+) -> Curve:
+    return replace(curve(row, points, origin, buckets), total=read.total(points))
 
 
-def curve(row: Row, points: Points, origin: float | None = None) -> Curve:
-    """The run's curve; seconds count from `origin` (on the clock of the points), else from the first point."""
+def curve(row: Row, points: Points, origin: float | None = None, buckets: int = LOSS_BUCKETS) -> Curve:
+    """The run's curve; seconds count from `origin` (on the clock of the points), else from the first point. More than
+    three times `buckets` points are thinned."""
     start = origin if origin is not None else float(points["time"][0]) if len(points) else 0.0
-    thinned = thin(points["value"], LOSS_BUCKETS) if len(points) > 3 * LOSS_BUCKETS else None
+    thinned = thin(points["value"], buckets) if len(points) > 3 * buckets else None
     kept = points if thinned is None else points[thinned]
     return Curve(
         label=row.entry.marked,
@@ -149,6 +191,8 @@ def curve(row: Row, points: Points, origin: float | None = None) -> Curve:
         dash=DASHES.get(row.spec.parallel.schedule, ""),
         role=role_of(row.run),
         means=None if thinned is None else Means.of(points["value"], thinned),
+        run=row.run.pk,
+        baseline=row.entry.baseline,
     )
 
 

@@ -30,7 +30,8 @@ def chart(view: Overview) -> dict[str, Chart]:
     source = f"measured: mean over the last {listed_text([str(size) for size in sizes])} samples of the corpus"
     source += left_out(row.run for row in rows)
     top = figures.usual_top(view, read)
-    made = loss.chart(curves, _title(rows, read), source, key="held_out", unit="held-out loss", replaced=older, top=top)
+    said = {"key": "held_out", "unit": "held-out loss", "first": figures.first_ones(view)}
+    made = loss.chart(curves, _title(rows, read), source, replaced=older, top=top, **said)
     for trace in made.figure["data"][: len(made.figure["data"]) - bool(older)]:  # few points, each a mean already
         symbol = trace.get("marker", {}).get("symbol", "triangle-up")
         marker = {"symbol": symbol, "size": 8, "color": trace["line"]["color"]}

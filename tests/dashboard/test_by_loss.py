@@ -216,6 +216,7 @@ def test_a_baseline_without_a_result_keeps_the_finding_and_names_lost_losses(stu
 
 
 def test_the_best_is_drawn_and_named_where_not_all_are(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "MOST_LINES", 2)
     monkeypatch.setattr(loss, "MAX_LINES", 2)
     made = Study.objects.create(name="Many", owner=alice, kind="matrix")
     lows = (3.0, 2.5, 2.0)
@@ -225,13 +226,13 @@ def test_the_best_is_drawn_and_named_where_not_all_are(alice: Any, monkeypatch: 
     chart = held_out.chart(overview(made.runs.all()))["held_out"]
     assert [trace["y"][-1] for trace in chart.figure["data"]] == [2.5, 2.0], "of the three, in the page's order"
     assert f"the lowest is 2 of {runs[2].label} #{runs[2].pk}, at step 19" in chart.title
-    monkeypatch.setattr(loss, "MAX_LINES", 1)
+    monkeypatch.setattr(loss, "MOST_LINES", 1)
     view = view_of(swept(alice, {0.001: 0.5, 0.01: 0.0, 0.1: 0.25}))
     assert [trace["name"] for trace in figures.losses(view).figure["data"]] == ["lr = 0.01"]
 
 
 def test_a_title_names_no_run_that_is_not_drawn(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "MAX_LINES", 1)
+    monkeypatch.setattr(loss, "MOST_LINES", 1)
     made = Study.objects.create(name="Longer", owner=alice, kind="matrix")
     told(factory.finished(alice, {}, study=made, position=0, name="short"), 1.0)
     told(factory.finished(alice, {}, study=made, position=1, name="long", train={"steps": 60}), 2.0)

@@ -1,6 +1,8 @@
 /* Curves over steps (figures with meta.axes): what is across, smoothing and the scale, as chosen for the whole page in
  * <select data-curves="axis | smoothing | scale"> (templates/parts/curves.html) and kept in the page's address. */
 
+import { markLines } from "./chart_marked.js";
+
 const CHOICES = { axis: ["step", "samples", "seconds"], smoothing: ["none", "light", "strong"], scale: ["linear", "log"] }; // first = default
 const FACTORS = { light: 0.9, strong: 0.98 };
 const LEGEND_ROW = 20; // px, as in dashboard/charts/loss.py
@@ -23,6 +25,7 @@ export function shape(figure) {
   layout.xaxis.title.text = axis;
   layout.uirevision = `axis-${axis}`;
   if (!data.length) return;
+  markLines(figure);
   if (chosen("scale") === "log") logarithmic(figure);
   const factor = FACTORS[chosen("smoothing")];
   if (factor) smooth(figure, factor);

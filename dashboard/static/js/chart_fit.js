@@ -27,6 +27,7 @@ export function fitted(figure, box) {
     if (layout.yaxis?.ticktext) roomy(layout);
   }
   shape(copy);
+  if (width === "narrow" && layout.showlegend && layout.meta?.axes) stacked(copy);
   nameCells(copy.data);
   leaveOut(copy.data);
   return copy;
@@ -49,6 +50,8 @@ function leaveOut(data) {
 const LABEL_CHARACTERS = 16;
 const [LABEL_LINE, LABEL_GAP] = [13, 6]; // px: height of a line of 10 px text, and the gap between rows
 
+const [LEGEND_LINE, LEGEND_COLUMNS] = [19, 4]; // px, and as in dashboard/charts/loss.py
+
 /* Makes rows higher if their labels need more lines. */
 function roomy(layout) {
   const { yaxis, margin } = layout;
@@ -59,6 +62,12 @@ function roomy(layout) {
   const rows = Math.abs(yaxis.range[1] - yaxis.range[0]);
   const short = rows * (lines * LABEL_LINE + LABEL_GAP) - (layout.height - margin.t - margin.b) * part;
   if (lines > 1 && short > 0) layout.height += Math.ceil(short / part);
+}
+
+/* A legend of curves has a row for each name on a phone, which must not come out of the room for the curves. */
+function stacked({ data, layout }) {
+  const names = data.filter(({ showlegend }) => showlegend !== false).length;
+  layout.height += LEGEND_LINE * (names - Math.ceil(names / LEGEND_COLUMNS));
 }
 
 function wrapped(label) {

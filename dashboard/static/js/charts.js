@@ -17,6 +17,7 @@ import { offerAll, offerZoom } from "./chart_buttons.js";
 import { followChoices } from "./chart_curves.js";
 import { fetchChart, fetchChartNow, note, reason, told } from "./chart_fetch.js";
 import { fitted, widthClass } from "./chart_fit.js";
+import { followMarks } from "./chart_marked.js";
 import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
 import "./sections.js"; // before charts are mounted: those of closed sections are not
@@ -256,7 +257,9 @@ document.addEventListener("themechange", () => {
 window.matchMedia("(min-width: 1001px)").addEventListener("change", () => {
   for (const entry of mounted.values()) draw(entry);
 });
-followChoices(() => {
+function redrawCurves() {
   for (const entry of mounted.values()) if (entry.figure.layout.meta?.axes) draw(entry);
-});
+}
+followChoices(redrawCurves);
+followMarks((element) => mounted.get(element.dataset.chart)?.figure, redrawCurves);
 watch();
