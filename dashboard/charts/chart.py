@@ -159,10 +159,12 @@ def ticks(entries: Sequence[Entry]) -> list[str]:
 
 
 def row_labels(names: Sequence[str]) -> list[str]:
-    """Names as labels of a figure, escaped; long ones are cut, but not one that would then be as another."""
+    """Names as labels of a figure, escaped; long ones are cut, but not one that would then be as another, nor one that
+    is no longer than that."""
     short = [_cut(name) for name in names]
     alike = {text for text, count in Counter(short).items() if count > 1}
-    return [escape_label(name if text in alike else text) for name, text in zip(names, short, strict=True)]
+    whole = max((len(name) for name, text in zip(names, short, strict=True) if text in alike), default=0)
+    return [escape_label(name if len(name) <= whole else text) for name, text in zip(names, short, strict=True)]
 
 
 def _cut(label: str) -> str:

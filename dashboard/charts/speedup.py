@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height, standing, ticks
+from dashboard.charts.chart import MAX_TICK, Chart, Entry, row_height, row_labels, standing, ticks
 from dashboard.charts.theme import var
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.quantities import percent_text, plural_text, ratio_text
@@ -207,7 +207,9 @@ def _room(entries: Sequence[Entry]) -> float:
     """How far the axis goes beyond the furthest mark, as a factor, so that the text after it is not cut."""
     if any(entry.speed and entry.status for entry in entries):
         return 1.7
-    return 1.45 if any(entry.speed and entry.disturbed for entry in entries) else 1.22
+    if not any(entry.speed and entry.disturbed for entry in entries):
+        return 1.22
+    return 1.65 if max(map(len, row_labels([entry.label for entry in entries]))) > MAX_TICK else 1.45
 
 
 def _words_of(entry: Entry, narrow: bool = False) -> str:

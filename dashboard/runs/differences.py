@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,12 @@ class Difference:
 
     field: str
     values: Sequence[str]
+
+    @property
+    def counted(self) -> str:
+        """Each value with the number of runs that have it: `4 in 10 runs, 8 in 9`."""
+        counts = list(Counter(self.values).items())
+        return "; ".join(f"{value} in {count}{' runs' * (i == 0)}" for i, (value, count) in enumerate(counts))
 
     @property
     def words(self) -> str:

@@ -23,7 +23,7 @@ from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import compare, figures, held_out
+from dashboard.studies import compare, few_rows, figures, held_out
 from dashboard.studies.overviews import Overview, Row
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import scaling
@@ -32,6 +32,8 @@ from parallel_core.analysis.quantities import listed_text
 
 MAX_COMPARED = 40
 MAX_DRAWN = 12
+MOST_COLUMNS = 6
+"""The most runs that each have a column among what differs: of more, values are counted, and each run has a row."""
 MAX_OFFERED = 30
 """The most runs among which to choose one to compare a single run with."""
 MAX_LINKED = 16
@@ -42,23 +44,26 @@ MAX_LINKED = 16
 def compare_page(request: HttpRequest) -> HttpResponse:
     """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table; the page says how many are left out.
 
-    For more than MAX_DRAWN runs there are no lines, and timelines only of the first MAX_DRAWN in the query.
+    Of more than MAX_DRAWN runs the time of each step is not drawn, and timelines only of the first MAX_DRAWN in the
+    query.
     """
     runs, chosen, untrained, missing = _asked(request)
     absent = {"missing": missing, "untrained": listed_text(untrained) if untrained else ""}
     if not runs:
         return render(request, "studies/compare.html", {"view": None, **absent})
-    live = live_context(runs)
+    live = live_context(request, runs)
     view, rows = live["view"], live["rows"]
     specs = [row.spec for row in rows]
     differing, same = differences(specs)
     places = [view.places.get(row.run.pk, NOWHERE) for row in rows]
+    apart, wide = [*differing, *compare.placed_apart(places)], len(rows) > MOST_COLUMNS
     unlike = " ".join(filter(None, (compare.unlike(specs), compare.begun(rows))))
     context = {
         **absent,
         "chosen": chosen,
-        "differing": [*differing, *compare.placed_apart(places)],
+        "differing": apart,
         "noise": not unlike and all(place.known for place in places),
+        "by_run": [(row, [one.values[i] for one in apart]) for i, row in enumerate(rows)] if wide else (),
         "same": same,
         "unlike": unlike,
         "under_way": bool(view.open),
@@ -88,17 +93,20 @@ IN_PARTS = ("waterfall", "speedup", "tradeoff")
 """The charts inside LIVE_PARTS, as it depends on the results so far which of them there are."""
 
 
-def live_context(runs: list[Run]) -> dict[str, Any]:
+def live_context(request: HttpRequest, runs: list[Run]) -> dict[str, Any]:
     """The context of LIVE_PARTS, and the charts; `runs` must not be empty."""
     view = overview(runs, runs[0])
     rows = _in_order(view, runs)
     same = compare.same_task([row.spec for row in rows])
+    verdict, charts = compare.verdict(view, rows[1:]), _compare_charts(view, rows)
+    few = few_rows.few_of(request, view, [*verdict, *(chart.title for chart in charts.values() if chart)])
     return {
         "view": view,
+        "few": few,
         "rows": rows,
         "drawn": min(len(rows), MAX_DRAWN),
-        "verdict": compare.verdict(view, rows[1:]),
-        "charts": _compare_charts(view, rows),
+        "verdict": verdict,
+        "charts": few_rows.cut(charts, view, few),
         "scaling": None if view.open else _scaling(rows, view.places),
         "reached": compare.time_to_loss(view) if same else compare.Reaches(),
     }
@@ -111,7 +119,7 @@ def compare_changes(request: HttpRequest) -> JsonResponse:
     runs = _asked(request).runs
     if not runs:
         raise Http404("none of these runs exist")
-    live = live_context(runs)
+    live = live_context(request, runs)
     charts = {key: one for key, one in live["charts"].items() if one and key not in IN_PARTS}
     return answer(request, "studies/parts", LIVE_PARTS, live, charts)
 
@@ -169,8 +177,9 @@ def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
     like = view.like_for_like
     if len(like.rows) < len(rows) and not compare.held(rows[1:]):
         made |= {"speedup": None, "tradeoff": None}
+    made |= {"loss": _losses(view, rows), **held_out.chart(view)}
     if len(rows) <= MAX_DRAWN:
-        made |= {"loss": _losses(view, rows), **held_out.chart(view), "steps": figures.steps(view)}
+        made["steps"] = figures.steps(view)
     if view.side_by_side:
         made["tradeoff"] = None
     elif len(rows) == len(like.rows) == 2:

@@ -30,6 +30,7 @@ from dashboard.studies import (
     answer_cache,
     answers,
     by_loss,
+    few_rows,
     figures,
     findings,
     fit,
@@ -188,14 +189,17 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
     stream_charts, stream_answers = streams.of_overview(view, target(request))
     alike = scaling.like_for_like(study.kind, view)
     said = streams.verdict(study.kind, scaling.verdict(study, view), view, stream_charts)
+    made = figures.of_overview(alike)
+    few = few_rows.few_of(request, view, [*said, *(chart.title for chart in made.values())])
     shown = [row for i, row in enumerate(view.open) if row.run.state != State.QUEUED or i < QUEUED_SHOWN]
     return {
         "study": study,
         "view": view,
+        "few": few,
         "open_shown": shown,
         "open_hidden": len(view.open) - len(shown),
         "answers": [*answers.of_overview(alike), *stream_answers],
-        "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **held_out.chart(view)}
+        "charts": {**few_rows.cut(made, alike, few), "loss": figures.losses(view), **held_out.chart(view)}
         | streams.below(said, stream_charts)
         | scaling.of_overview(study, view),
         "verdict": said,

@@ -107,3 +107,28 @@ def test_a_logarithmic_scale_says_what_it_cannot_show(page: Page, stocked: dict[
         expect(said).to_contain_text(note) if note else expect(said).to_have_count(0)
     page.evaluate(PUT, [])
     expect(page.locator(".chart[data-chart=loss] .empty")).to_be_visible()
+
+
+def test_a_marked_line_is_thick_and_stands_in_the_address(page: Page, stocked: dict[str, Any]) -> None:
+    """By the list of runs, or by a row of the chart's numbers: of many lines, most have no name in the legend."""
+    runs = [stocked[name] for name in ("single", "dp", "hostile")]
+    page.goto(f"/compare/?runs={','.join(map(str, runs))}")
+    drawn(page, ["loss"])
+    widths = f"Object.fromEntries({BOX}.data.map((one) => [one.meta.run, one.line.width]))"
+    page.get_by_label("Mark").select_option(str(runs[2]))
+    until(page, f"() => {widths}[{runs[2]}] === 4")
+    assert f"&marked={runs[2]}" in page.url
+    chart = page.locator(".chart[data-chart=loss]")
+    chart.locator(".chart-data summary").click()
+    chart.locator(".chart-data tbody tr", has_text="Small DP").locator("td").first.click()
+    until(page, f"() => {widths}[{runs[1]}] === 4")
+    assert f"&marked={runs[2]},{runs[1]}" in page.url
+    marked = page.locator("#table tr.is-marked")
+    expect(marked).to_have_count(2)
+    page.reload()
+    drawn(page, ["loss"])
+    assert page.evaluate(widths) == {str(run): 4 if run != runs[0] else 1.75 for run in runs}
+    marked.first.locator("td").last.click()
+    marked.first.locator("td").last.click()
+    until(page, f"() => Object.values({widths}).every((width) => width === 1.75)")
+    assert "marked" not in page.url

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from django.test import Client
 
+from dashboard.charts import many_lines
 from dashboard.runs.differences import differences, flat
 from dashboard.runs.models import RankInfo, Run, SeriesChunk
 from dashboard.studies import compare, compare_views
@@ -182,13 +183,13 @@ def test_at_most_twelve_are_drawn(reader: Client, alice: Any) -> None:
     runs = [factory.queued(alice, {"dp": 2}) for _ in range(14)]
     page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}")
     text, listed = page.content.decode(), ",".join(str(run.pk) for run in runs[:12])
-    assert "no lines from 13 runs on; timelines of the first 12 of 14" in text
+    assert "and 2 more; timelines of the first 12<" in text
     assert f"show={quote(listed)}" in text, "timelines are shown for the first chips"
     fewer = reader.get(f"/compare/{page.context['fewer']}")
     assert [row.run for row in fewer.context["rows"]] == runs[:12] and "loss" in fewer.context["charts"]
 
 
-def test_from_13_runs_on_bars_scatter_and_table_hold_every_run_and_there_are_no_lines(
+def test_from_13_runs_on_bars_scatter_and_table_hold_every_run_and_a_few_lines_are_coloured(
     reader: Client, alice: Any
 ) -> None:
     runs = [factory.finished(alice, {"dp": 2}, name=f"run {i}") for i in range(13)]
@@ -196,7 +197,9 @@ def test_from_13_runs_on_bars_scatter_and_table_hold_every_run_and_there_are_no_
     charts = page.context["charts"]
     assert "13 of 13 runs" in charts["speedup"].source and len(charts["speedup"].rows) == 13
     assert "13 of 13 runs" in charts["tradeoff"].source
-    assert not {"loss", "steps"} & set(charts) and 'data-chart="loss"' not in page.content.decode()
+    assert "steps" not in charts and 'data-chart="steps"' not in page.content.decode()
+    lines = charts["loss"].figure["data"]
+    assert len(lines) == 13 and sum(line.get("showlegend", True) for line in lines) == many_lines.LEADERS
     assert all(f">run {i}<" in page.content.decode() for i in range(13))
 
 

@@ -26,7 +26,7 @@ from tests.dashboard import factory
 from tests.dashboard.study_charts import charts_of
 
 pytestmark = pytest.mark.django_db
-RUNS = 30
+RUNS = 20
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_an_end_sends_the_charts_anew(reader: Client, study: Study) -> None:
     told = turn(reader, study, first["texts"])
     assert told["charts"]["breakdown"] != first["charts"]["breakdown"]
     assert not {*told["charts"]["breakdown"]} <= {*first["texts"]} and {*told["charts"]["breakdown"]} & {*told["texts"]}
-    assert any("4 of 30 runs done" in text for text in told["texts"].values())
+    assert any("4 of 20 runs done" in text for text in told["texts"].values())
 
 
 def test_pieces_make_up_the_text() -> None:
@@ -130,7 +130,7 @@ def test_the_list_sends_the_card_that_changed_alone(reader: Client, study: Study
     factory.end(Run.objects.get(name="run 3"), State.SUCCEEDED)
     told = turn(reader, "/studies/changes.json", first["texts"])
     (card,) = told["texts"].values()
-    assert ">large<" in card and "4 of 30 runs done" in card and ">other<" not in card
+    assert ">large<" in card and "4 of 20 runs done" in card and ">other<" not in card
     assert turn(reader, "/studies/changes.json?page=2")["parts"] == told["parts"], (
         "a page number that is too high means the last page"
     )

@@ -1,0 +1,84 @@
+"""Pages of studies and comparisons of more runs than can be told apart at a glance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.charts.chart import row_labels
+from dashboard.runs import services as runs
+from dashboard.runs.models import Run
+from dashboard.studies import few_rows
+from dashboard.studies.compare import Difference
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import overview
+from tests.dashboard import factory
+
+MANY = few_rows.MOST + 5
+
+
+@pytest.fixture(autouse=True)
+def broker(redis_url: str) -> None:
+    """Announcements need a broker."""
+
+
+def queue(alice: Any, count: int, done: int = 3) -> Study:
+    """A study with so many runs done, and the rest queued."""
+    study = Study.objects.create(name="many", owner=alice)
+    for i in range(done):
+        factory.finished(alice, study=study, position=i, name=f"done {i}.")
+    asked: list[runs.RunRequest] = [
+        {"study": study, "spec": factory.spec_of({}), "exclusive": True, "position": i, "name": f"waits {i}."}
+        for i in range(done, count)
+    ]
+    runs.submit_all(owner=alice, requests=asked)
+    return study
+
+
+def test_a_study_of_many_runs_begins_with_a_few_and_shows_all_on_demand(member: Client, alice: Any) -> None:
+    study = queue(alice, MANY)
+    Study.objects.filter(pk=study.pk).update(baseline=study.runs.get(position=MANY - 2))
+    page = member.get(f"/studies/{study.pk}/")
+    few, speedup = page.context["few"], page.context["charts"]["speedup"]
+    positions = [row.run.position for row in few.shown.rows]
+    assert positions == [*range(few_rows.FIRST), MANY - 2], "and the baseline"
+    text = page.content.decode()
+    assert text.count("<tr data-run=") == few_rows.FIRST + 1 and f">Show all {MANY}</a>" in text
+    assert len(speedup.rows) == MANY, "every number is there"
+    assert len(speedup.figure["layout"]["yaxis"]["ticktext"]) == few_rows.FIRST + 1
+    assert f"; {few_rows.FIRST + 1} of {MANY} runs drawn" in speedup.source
+    every = member.get(f"/studies/{study.pk}/?rows=all")
+    assert every.content.decode().count("<tr data-run=") == MANY and ">Show a few</a>" in every.content.decode()
+    assert not every.context["few"].hidden
+    assert "drawn" not in every.context["charts"]["speedup"].source
+
+
+def test_a_study_of_not_so_many_runs_shows_all_and_offers_nothing(member: Client, alice: Any) -> None:
+    study = queue(alice, few_rows.MOST, done=1)
+    page = member.get(f"/studies/{study.pk}/?rows=all").content.decode()
+    assert page.count("<tr data-run=") == few_rows.MOST and "rows=all#" not in page and ">Show a few<" not in page
+
+
+def test_runs_that_the_text_names_are_among_the_few(rf: Any, alice: Any) -> None:
+    study = queue(alice, MANY, done=1)
+    view = overview(study.runs.all())
+    few = few_rows.few_of(rf.get("/"), view, ["Something holds of waits 24., too."])
+    assert [row.run.position for row in few.shown.rows] == [*range(few_rows.FIRST), 24]
+
+
+def test_what_differs_between_many_runs_is_counted(reader: Client, alice: Any) -> None:
+    assert Difference("train.lr", ["1", "2", "1"]).counted == "1 in 2 runs; 2 in 1"
+    made = [factory.queued(alice, train={"lr": 0.001 * (1 + i % 2)}) for i in range(7)]
+    page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in made)}")
+    assert "<td>0.001 in 4 runs; 0.002 in 3</td>" in page.content.decode()
+    assert [values for _, values in page.context["by_run"]] == [["0.001"], ["0.002"]] * 3 + [["0.001"]]
+    assert Run.objects.count() == 7
+
+
+def test_a_label_is_not_cut_beside_one_that_is_as_long_and_whole() -> None:
+    alike = [f"Learning rate = 1e-3, Global batch = {size}" for size in (16, 32)]
+    other, longer = "Learning rate = 5e-4, Warm-up steps = 9", f"{alike[0]}, and much more than that"
+    shown = row_labels([f"{alike[0]}0", f"{alike[0][:14]}x{alike[0][15:]}0", other, longer])
+    assert shown[:3] == [f"{alike[0]}0", f"{alike[0][:14]}x{alike[0][15:]}0", other] and "…" in shown[3]
