@@ -40,6 +40,7 @@ from dashboard.studies import (
     reruns,
     scaling,
     streams,
+    swept,
     table,
 )
 from dashboard.studies.entry_points import ENTRY_POINTS
@@ -200,6 +201,7 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
         "open_hidden": len(view.open) - len(shown),
         "answers": [*answers.of_overview(alike), *stream_answers],
         "charts": {**few_rows.cut(made, alike, few), "loss": figures.losses(view), **held_out.chart(view)}
+        | swept.of_overview(study.kind, view)
         | streams.below(said, stream_charts)
         | scaling.of_overview(study, view),
         "verdict": said,

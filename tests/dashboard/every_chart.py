@@ -29,6 +29,7 @@ from dashboard.charts import (
     serving,
     speedup,
     splits,
+    swept,
     target,
     tradeoff,
     versions,
@@ -113,8 +114,21 @@ def _of_runs() -> dict[str, list[Chart]]:
         ],
         "fit": [fit.chart(sized, "t", 3, 1 << 30)],
         "scaling": [scaling.speedup(points, "s"), scaling.stalls(points, "s")],
+        "swept": _swept(),
         "target": [target.chart(reaches, 1.25, 5)],
     }
+
+
+def _swept() -> list[Chart]:
+    """Of one, two and three fields."""
+    fields = [swept.Field("Rate", ["0.1", "0.2", "0.3"]), swept.Field("Batch", ["4", "8"]), swept.Field("Decay", ["0"])]
+    runs = [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (1, 1, 0)]
+    loss_of = swept.Quantity("final loss", "{:.2f}".format)
+    out = []
+    for count in (1, 2, 3):
+        tried = [swept.Tried(f"run {i}", at[:count], 1.0 + i if i else None, "failed") for i, at in enumerate(runs)]
+        out.append(swept.chart(fields[:count], tried, loss_of, "s"))
+    return out
 
 
 def _of_steps() -> dict[str, list[Chart]]:

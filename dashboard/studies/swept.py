@@ -1,0 +1,72 @@
+"""What the runs of a study reached against the fields in which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dashboard.charts import swept
+from dashboard.charts.chart import Chart
+from dashboard.charts.swept import Field, Quantity, Tried
+from dashboard.runs.form_words import short_label, value_words
+from dashboard.studies import sweepable
+from dashboard.studies.by_loss import DIGITS
+from dashboard.studies.compare import flat
+from dashboard.studies.overviews import Overview, Row
+from parallel_core.analysis.quantities import seconds_text, significant
+
+KINDS = frozenset({"sweep", "listed"})
+"""Kinds of studies whose runs differ in fields of their specs, each by itself."""
+MOST_FIELDS = 4
+LEAST_RUNS = 3
+"""Of fewer runs with a result the verdict says all."""
+SPLIT = frozenset({"parallel.dp", "parallel.tp", "parallel.pp", "parallel.schedule"})
+"""Fields that together are a strategy: where several of them differ, none is varied by itself."""
+
+
+def of_overview(kind: str, view: Overview) -> dict[str, Chart]:
+    """The chart by its key; {} for other kinds, and where the runs differ in too many fields, or too few have ended."""
+    if kind not in KINDS:
+        return {}
+    tables = {row.run.pk: flat(row.spec) for row in view.rows}
+    found = [path for path in sweepable.fields() if len({repr(table[path]) for table in tables.values()}) > 1]
+    rows = [row for row in view.rows if row.alike]
+    known = sum(_value(view, row) is not None for row in rows)
+    if not 1 <= len(found) <= MOST_FIELDS or len(SPLIT & set(found)) > 1 or known < LEAST_RUNS:
+        return {}
+    values = [_in_order([tables[row.run.pk][path] for row in rows]) for path in found]
+    fields = [
+        Field(short_label(path), [value_words(path, value) or "none" for value in own])
+        for path, own in zip(found, values, strict=True)
+    ]
+    tried = []
+    for row in rows:
+        places = (own.index(tables[row.run.pk][path]) for path, own in zip(found, values, strict=True))
+        tried.append(Tried(row.entry.marked, tuple(places), _value(view, row), _why(row)))
+    return {"swept": swept.chart(fields, tried, _quantity(view), "measured")}
+
+
+def _value(view: Overview, row: Row) -> float | None:
+    """What is compared of the run: its loss where the runs train differently, else the time of a step."""
+    if view.ranking:
+        return view.ranking.values.get(row.run.pk)
+    result = row.entry.result
+    return result.step.median if row.entry.done and result and not view.side_by_side else None
+
+
+def _quantity(view: Overview) -> Quantity:
+    if view.ranking:
+        return Quantity(view.ranking.what, lambda value: significant(value, DIGITS, zeros=True))
+    return Quantity("step time", lambda value: seconds_text(value, zeros=True))
+
+
+def _why(row: Row) -> str:
+    """Why a run has no value, in a word or two."""
+    return "not finite" if row.entry.done and row.run.diverged else str(row.run.get_state_display()).lower()
+
+
+def _in_order(values: Sequence[Any]) -> list[Any]:
+    """The different values: numbers by size, with nothing before them, all others as they come."""
+    different = list({repr(value): value for value in values}.values())
+    numbers = all(value is None or isinstance(value, int | float) for value in different)
+    return sorted(different, key=lambda value: (value is not None, value or 0)) if numbers else different

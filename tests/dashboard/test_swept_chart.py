@@ -1,0 +1,130 @@
+"""What a sweep shows of its fields: which value was best, how much depends on it, and all that was tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.charts import swept as charts
+from dashboard.charts.swept import Field, Quantity, Tried
+from dashboard.runs.models import Run, State
+from dashboard.studies import services, swept
+from dashboard.studies.axes import Swept
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import overview
+from tests.dashboard import factory
+
+RATE, BATCH = Field("Rate", ["0.1", "0.2", "0.3"]), Field("Batch", ["4", "8"])
+LOSS = Quantity("final loss", "{:.2f}".format)
+
+
+@pytest.fixture(autouse=True)
+def broker(redis_url: str) -> None:
+    """Announcements need a broker."""
+
+
+def tried(*values: tuple[tuple[int, ...], float | None]) -> list[Tried]:
+    return [Tried(f"run {i}", places, value, "" if value else "failed") for i, (places, value) in enumerate(values)]
+
+
+CROSSED = tried(((0, 0), 4.0), ((1, 0), 1.0), ((2, 0), None), ((0, 1), 3.0), ((1, 1), 1.5), ((2, 1), 2.0))
+
+
+def test_two_fields_are_a_heat_map_with_what_each_pair_reached_and_the_best_framed() -> None:
+    made = charts.chart([RATE, BATCH], CROSSED, LOSS, "measured")
+    cells, frame = made.figure["data"]
+    assert cells["z"] == [[4.0, 3.0], [1.0, 1.5], [None, 2.0]], "the field with more values goes down"
+    assert cells["text"] == [["4.00", "3.00"], ["1.00", "1.50"], ["failed", "2.00"]]
+    assert cells["customdata"][2] == ["Rate 0.3, Batch 4: failed", "Rate 0.3, Batch 8: 2.00"]
+    assert min(frame["x"]) < 0 < max(frame["x"]) and min(frame["y"]) < 1 < max(frame["y"])
+    assert made.title == (
+        "Lowest final loss: 1.00, with Rate 0.2 and Batch 4. "
+        "Rate matters most: its worst value gives 3.0 times as much, that of Batch 50 % more."
+    )
+    assert made.source == "measured, 5 of 6 runs"
+    assert made.rows[0] == ["0.2", "4", "run 1", "1.00"] and made.rows[-1] == ["0.3", "4", "run 2", "failed"]
+
+
+def test_runs_of_the_same_values_share_a_cell() -> None:
+    cells = charts.chart([RATE, BATCH], tried(((0, 0), 1.0), ((0, 0), 3.0)), LOSS, "s").figure["data"][0]
+    assert cells["z"][0][0] == 2.0 and cells["customdata"][0][0].endswith(": 2.00, mean of 2 runs")
+    assert cells["customdata"][1][1] == "Rate 0.2, Batch 8: not tried"
+
+
+def test_one_field_is_a_line_and_three_are_side_by_side_each_through_its_best() -> None:
+    one = charts.chart([RATE], tried(((0,), 3.0), ((1,), 1.0), ((2,), 2.0)), LOSS, "s")
+    assert one.figure["data"][1]["y"] == [3.0, 1.0, 2.0, None]
+    assert one.title == "Lowest final loss: 1.00, with Rate 0.2. The worst value gives 3.0 times as much."
+    three = [*[Tried(run.label, (*run.places, 0), run.value) for run in CROSSED], Tried("x", (0, 0, 1), 3.5)]
+    made = charts.chart([RATE, BATCH, Field("Decay", ["0", "1"])], three, LOSS, "s")
+    dots, line = made.figure["data"]
+    assert line["x"] == [0, 1, 2, None, 4, 5, None, 7, 8, None], "the best of each value, field by field"
+    assert line["y"] == [3.0, 1.0, 2.0, None, 1.0, 1.5, None, 1.0, 3.5, None]
+    assert len(dots["x"]) == 3 * 6 and next(name["text"] for name in made.figure["layout"]["annotations"]) == "Rate"
+
+
+def test_a_best_value_at_an_end_asks_to_try_beyond() -> None:
+    runs = tried(((0,), 1.0), ((1,), 2.0), ((2,), 3.0))
+    assert "the best Rate is at an end of what was tried: try values beyond" in (
+        charts.chart([RATE], runs, LOSS, "s").subtitle
+    )
+    assert "beyond" not in charts.chart([RATE, BATCH], CROSSED, LOSS, "s").subtitle
+
+
+def test_runs_far_above_the_others_do_not_press_these_together_and_are_counted() -> None:
+    rates = Field("Rate", [str(i) for i in range(6)])
+    made = charts.chart([rates], tried(*(((i,), value) for i, value in enumerate((3, 2, 1, 2, 3, 1e6)))), LOSS, "s")
+    assert made.figure["layout"]["yaxis"]["range"][1] < 20 and made.figure["layout"]["meta"]["above"] == 1
+    assert "1 of them above this view" in made.source
+
+
+def sweep(alice: Any, swept_fields: Swept, losses: list[float | None]) -> Study:
+    """A sweep whose runs ended with these losses; None = it failed."""
+    factory.worker()
+    study = services.create_sweep(owner=alice, name="s", base=factory.BASE, swept=swept_fields, timed_steps=40)
+    for run, loss in zip(study.runs.order_by("position"), losses, strict=True):
+        Run.objects.filter(pk=run.pk).update(
+            state=State.FAILED if loss is None else State.SUCCEEDED,
+            summary={"timed": dict.fromkeys(("median", "p10", "p90", "mean"), loss or 1.0) | {"n": 40}}
+            | ({} if loss is None else {"final_loss": loss}),
+        )
+    return study
+
+
+RATES = Swept("train.lr", ["3e-3", "1e-3"], "train.global_batch", ["16", "8"])
+
+
+def test_the_page_of_a_sweep_begins_with_its_chart_of_losses(member: Client, alice: Any) -> None:
+    page = member.get(f"/studies/{sweep(alice, RATES, [2.0, 1.0, None, 4.0]).pk}/")
+    chart = page.context["charts"]["swept"]
+    assert list(chart.columns) == ["Global batch", "Learning rate", "run", "final loss"]
+    assert [[row[0], row[1], row[3]] for row in chart.rows] == [
+        ["8", "0.003", "1.000"],
+        ["16", "0.003", "2.000"],
+        ["8", "0.001", "4.000"],
+        ["16", "0.001", "failed"],
+    ], "values by size, whatever their order in the sweep"
+    text = page.content.decode()
+    assert text.index('id="chart-swept"') < text.index('id="chart-loss"')
+
+
+def test_where_all_train_the_same_the_time_of_a_step_is_held_against_the_field(alice: Any) -> None:
+    study = sweep(alice, Swept("parallel.micro_batches", ["1", "2", "4"]), [0.3, 0.1, 0.2])
+    chart = swept.of_overview(study.kind, overview(study.runs.all(), ranked=True))["swept"]
+    assert chart.title.startswith("Lowest step time: 100 ms, with Micro-batches 2.")
+
+
+@pytest.mark.parametrize("kind", ["matrix", "scaling"])
+def test_other_kinds_of_studies_have_no_such_chart(alice: Any, kind: str) -> None:
+    study = sweep(alice, RATES, [2.0, 1.0, 3.0, 4.0])
+    assert swept.of_overview("sweep", view := overview(study.runs.all(), ranked=True))
+    assert not swept.of_overview(kind, view)
+
+
+def test_strategies_are_not_taken_for_a_field_each(alice: Any) -> None:
+    study = Study.objects.create(name="listed", owner=alice, kind="listed")
+    for i, split in enumerate(({}, {"dp": 2}, {"tp": 2})):
+        factory.finished(alice, split, study=study, position=i)
+    assert not swept.of_overview("listed", overview(study.runs.all(), ranked=True))
