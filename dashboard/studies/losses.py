@@ -74,8 +74,14 @@ def losses_of(runs: Sequence[Run]) -> Losses:
 
 
 def held_out_of(runs: Sequence[Run], trained: Losses) -> Losses:
-    """The held-out losses of the runs, whose losses are `trained`: these say where each attempt begins, and when."""
-    read, wanted = _read(runs, "eval_loss", 1), {run.pk for run in runs}
+    """The held-out losses of the runs, whose losses are `trained`."""
+    return series_of(runs, "eval_loss", trained)
+
+
+def series_of(runs: Sequence[Run], name: str, trained: Losses) -> Losses:
+    """Another series of the runs, all of its points, from one query; their losses, `trained`, say where each attempt
+    begins, and when."""
+    read, wanted = _read(runs, name, 1), {run.pk for run in runs}
     held: dict[int, Points] = {}
     replaced: dict[int, Points] = {}
     for (run, number), (first, seconds) in trained.attempts.items():

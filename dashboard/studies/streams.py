@@ -13,11 +13,11 @@ from dashboard.charts import versions
 from dashboard.charts.chart import Chart
 from dashboard.charts.target import Reach, TargetChart
 from dashboard.charts.versions import Grid
-from dashboard.runs.metrics import left_out, series
-from dashboard.runs.models import ENDED, Run
+from dashboard.runs.metrics import left_out
+from dashboard.runs.models import ENDED
 from dashboard.studies.answers import Answer
 from dashboard.studies.entries import taken_of
-from dashboard.studies.losses import Points, losses_of
+from dashboard.studies.losses import Points, losses_of, series_of
 from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.target import least, reached, window
@@ -107,26 +107,27 @@ def race(view: Overview, target: float | None = None) -> Race:
     lows = {pk: least(own["value"], over) for pk, own in points.items()}
     finite = [low for low in lows.values() if np.isfinite(low)]
     goal = target if target is not None else max(finite, default=None)
+    ends = {pk: None if goal is None else reached(own["value"], goal, over) for pk, own in points.items()}
+    times = series_of([row.run for row in rows if ends[row.run.pk] is not None], "step_time", view.losses)
     reaches = {}
     for row in rows:
-        own = points[row.run.pk]
-        at = None if goal is None else reached(own["value"], goal, over)
-        step, seconds = (None, None) if at is None else (int(own["step"][at]), _seconds(row.run, own, at))
+        own, at = points[row.run.pk], ends[row.run.pk]
+        step, seconds = (None, None) if at is None else (int(own["step"][at]), _seconds(times.of(row.run), own, at))
         entry, taken, goes_on = row.entry, taken_of(row.run), row.run.state not in ENDED
         found = Reach(entry.label, entry.family, lows[row.run.pk], step, seconds, entry.baseline, taken, goes_on)
         reaches[row.run.pk] = found
     return Race(goal, over, reaches)
 
 
-def _seconds(run: Run, losses: Points, at: int) -> float:
-    """Seconds from the first of the losses to that at the index `at`: the sum of the times of the steps between them.
+def _seconds(times: Points, losses: Points, at: int) -> float:
+    """Seconds from the first of the losses to that at the index `at`: the sum of `times`, those of the steps between
+    them.
 
     The clock would count the reference work and the checks between steps, too, which a pipeline that never flushes is
     not asked to do. A step whose time is missing takes as long as the others on average.
     """
     first, last = int(losses["step"][0]), int(losses["step"][at])
-    times = series(run, "step_time", since_step=first)
-    known = times.value[times.step <= last]
+    known = times["value"][(times["step"] > first) & (times["step"] <= last)]
     return float(known.mean()) * (last - first) if len(known) else float(losses["time"][at] - losses["time"][0])
 
 

@@ -183,7 +183,7 @@ def test_at_most_twelve_are_drawn(reader: Client, alice: Any) -> None:
     runs = [factory.queued(alice, {"dp": 2}) for _ in range(14)]
     page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}")
     text, listed = page.content.decode(), ",".join(str(run.pk) for run in runs[:12])
-    assert "and 2 more; timelines of the first 12<" in text
+    assert "and 10 more; timelines of the first 12<" in text
     assert f"show={quote(listed)}" in text, "timelines are shown for the first chips"
     fewer = reader.get(f"/compare/{page.context['fewer']}")
     assert [row.run for row in fewer.context["rows"]] == runs[:12] and "loss" in fewer.context["charts"]

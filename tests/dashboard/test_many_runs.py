@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from dashboard.charts.chart import row_labels
 from dashboard.runs import services as runs
 from dashboard.runs.models import Run
-from dashboard.studies import few_rows
+from dashboard.studies import compare, few_rows
 from dashboard.studies.compare import Difference
 from dashboard.studies.models import Study
+from dashboard.studies.overviews import Overview
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 
@@ -59,6 +62,17 @@ def test_a_study_of_not_so_many_runs_shows_all_and_offers_nothing(member: Client
     study = queue(alice, few_rows.MOST, done=1)
     page = member.get(f"/studies/{study.pk}/?rows=all").content.decode()
     assert page.count("<tr data-run=") == few_rows.MOST and "rows=all#" not in page and ">Show a few<" not in page
+
+
+def test_the_times_to_a_loss_of_all_runs_take_as_many_queries_as_of_two(alice: Any) -> None:
+    made = [factory.finished(alice, name=f"run {i}") for i in range(4)]
+
+    def count(view: Overview) -> int:
+        with CaptureQueriesContext(connection) as queries:
+            assert compare.time_to_loss(view).lines
+        return len(queries)
+
+    assert count(overview(made)) == count(overview(made[:2]))
 
 
 def test_runs_that_the_text_names_are_among_the_few(rf: Any, alice: Any) -> None:
