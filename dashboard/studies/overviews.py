@@ -91,6 +91,11 @@ class Overview:
         """Whether any run evaluates a held-out loss."""
         return any(row.spec.train.held_out for row in self.rows)
 
+    @cached_property
+    def held_to_baseline(self) -> bool:
+        """Whether the losses of any run are compared with the baseline's."""
+        return any(row.parity for row in self.rows)
+
     @property
     def limit(self) -> int | None:
         return self.room.whole if self.room else None

@@ -96,3 +96,20 @@ def test_a_label_is_not_cut_beside_one_that_is_as_long_and_whole() -> None:
     other, longer = "Learning rate = 5e-4, Warm-up steps = 9", f"{alike[0]}, and much more than that"
     shown = row_labels([f"{alike[0]}0", f"{alike[0][:14]}x{alike[0][15:]}0", other, longer])
     assert shown[:3] == [f"{alike[0]}0", f"{alike[0][:14]}x{alike[0][15:]}0", other] and "…" in shown[3]
+
+
+def test_a_column_for_differences_of_losses_is_there_only_where_runs_are_to_compute_the_same(
+    reader: Client, alice: Any
+) -> None:
+    def columns(*made: Run) -> tuple[str, int, int]:
+        table = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in made)}").content.decode()
+        table = table[table.index('aria-label="All runs of the study"') :]
+        head, body = table[: table.index("</thead>")], table[table.index("<tbody>") : table.index("</tbody>")]
+        return head, head.count("<th "), body.count("<td")
+
+    a, b, other = (factory.finished(alice, train={"lr": lr}) for lr in (0.001, 0.001, 0.002))
+    waits = factory.queued(alice, train={"lr": 0.002})
+    with_it, wide, cells = columns(a, b, waits)
+    assert "Loss differs" in with_it and cells == 3 * (wide - 1)
+    without, narrow, cells = columns(a, other, waits)
+    assert "Loss differs" not in without and (narrow, cells) == (wide - 1, 3 * (wide - 2))
