@@ -164,9 +164,8 @@ def _memory(run: Run) -> Tile:
     worst = max(records.values(), key=lambda record: record.peak_total, default=None)
     if worst is None:
         said = f"predicted {bytes_text(plan.total)} on rank {plan.rank}" if plan else "not predicted"
-        return Tile(
-            "memory", title, "–", f"{said}; measured on a step that is not timed", outline=WIDTH if plan else None
-        )
+        when = "not measured" if run.state in ENDED else "measured on a step that is not timed"
+        return Tile("memory", title, "–", f"{said}; {when}", outline=WIDTH if plan else None)
     limit = memory_limit(run, selectors.attempt_of(run))
     most = max(plan.total if plan else 0, worst.peak_total, limit or 0)
     parts = [

@@ -149,6 +149,13 @@ def test_an_ended_run_without_a_traced_step_promises_none(reader: Client, alice:
     assert "<h2>No log</h2>" in page
 
 
+def test_a_run_that_was_stopped_early_had_no_step_to_trace_yet(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    factory.end(run, State.CANCELLED)
+    assert "No step was traced: the run ended before its first traced one." in html(reader, run)
+
+
 def test_its_owner_alone_is_led_to_rename_a_run(client: Client, alice: Any, bob: Any) -> None:
     run = factory.queued(alice)
     for user, times in ((alice, 1), (bob, 0)):
@@ -156,9 +163,13 @@ def test_its_owner_alone_is_led_to_rename_a_run(client: Client, alice: Any, bob:
         assert html(client, run).count(reverse("runs:edit", args=[run.pk])) == times
 
 
-def test_cancelled_before_start(alice: Any) -> None:
+def test_cancelled_before_start(reader: Client, alice: Any) -> None:
+    """Nothing is said of steps, nor promised to be measured, where there were none."""
     run = states.cancel_queued(factory.queued(alice), actor=alice)
     assert verdict(run).sentence.startswith("Cancelled before it started")
+    page = html(reader, run)
+    assert "No step was traced" not in page
+    assert "rank 0; not measured" in page and "measured on a step" not in page
 
 
 def test_actions_follow_the_role(client: Client, alice: Any, bob: Any) -> None:
