@@ -67,7 +67,7 @@ def expected_start(holding: Sequence[Run], ahead: Sequence[int]) -> str:
     now, before = timezone.now(), _predicted(ahead)
     soonest = _clock(now, math.floor((now.timestamp() + min(left)) / MINUTE_S))
     if before is None or max(left) + before > LONGEST_S:
-        return f"Expected to start at {soonest} UTC at the earliest."
+        return f"Starts at {soonest} UTC at the earliest; how long the runs ahead take is not known."
     latest = _clock(now, math.ceil((now.timestamp() + max(left) + before) / MINUTE_S))
     return f"Expected to start between {soonest} and {latest} UTC."
 
