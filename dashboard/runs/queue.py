@@ -15,7 +15,7 @@ from dashboard.fleet.words import apart_text
 from dashboard.runs.asking import Beginnings, queued_runs, requests
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.run_files import file_word
-from dashboard.runs.run_on import too_few_text, waits_for_choice
+from dashboard.runs.run_on import state_text, too_few_text, waits_for_choice
 from dashboard.runs.spreading import FITS_NOWHERE, too_small_text, unable_sentence, versions_sentence, word_of
 from dashboard.runs.turns import queue_order
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
@@ -24,6 +24,8 @@ PLANNED = 200
 """How many runs at the front of the queue are planned: a plan of thousands would delay every page that asks."""
 CLOSELY = 20
 """How many runs behind those a page may look at more closely."""
+MOST_NAMED = 3
+"""How many workers a sentence names with what keeps each from taking runs."""
 FULL = (Wait.BUSY, Wait.WHOLE_HOST, Wait.RESERVED)
 """Reasons to wait that can end when another run ends."""
 
@@ -131,6 +133,8 @@ def _why(
     awaited = fleet.named(names)
     if why in (Wait.CHOICE, Wait.CHECKPOINT) and request.needs == NOBODY:
         return _for_file(beginnings.missing(run), request, fleet)
+    if why is Wait.NO_HOST:
+        return _for_any_worker(fleet.snapshot)
     if why is Wait.CHOICE:
         return waits_for_choice(request, fleet.snapshot)
     if why is Wait.TOO_LARGE and request.on:
@@ -148,12 +152,22 @@ def _why(
     return _sentence(run, why, awaited, fleet.hosts, request)
 
 
+def _for_any_worker(fleet: FleetSnapshot) -> str:
+    """The sentence for a run that any worker could take, while none takes runs: names a few of them, each with why."""
+    if not fleet.every:
+        return "Waits for a worker: none is connected."
+    if len(fleet.every) > MOST_NAMED:
+        return f"Waits for a worker: each of the {len(fleet.every)} is draining, leaving or silent."
+    states = [f"{worker.name} is {state_text(worker, fleet)}" for worker in fleet.every]
+    return f"Waits for a worker: {listed_text(states)}."
+
+
 def _for_file(missing: str, request: Request, fleet: _Fleet) -> str:
     """The sentence for a run that reads what no worker has, or what workers that know no such thing cannot list."""
     there = [host for host in fleet.hosts if host.open and host.count(request.kind)]
     if there and not any(host.knows(request) for host in there):
         return unable_sentence([host.name for host in there], replace(request, needs=()), fleet.snapshot)
-    return f"Waits for a worker that has {missing}: none has."
+    return f"Waits for a worker that has {missing}: none has. Put that into a worker's data folder, or cancel the run."
 
 
 def _for_absent(run: Run, why: Wait | None, names: Sequence[str], awaited: Sequence[Host]) -> str:
@@ -176,9 +190,6 @@ def _file_of(run: Run) -> str:
 
 def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host], asks: Request) -> str:
     word = run.chosen_devices.device_type or word_of(asks)
-    if why is Wait.NO_HOST:
-        held = "every worker is draining, leaving or silent" if fleet else "none is connected"
-        return f"Waits for a worker: {held}."
     if why is Wait.SIBLING:
         return "Waits for other runs of its study: they go one after another."
     if not awaited:

@@ -128,13 +128,13 @@ def waits_for_choice(asks: Request, fleet: FleetSnapshot) -> str:
     if not having:
         reads = listed_text(asks.needs)
         return f"It was to run on {asks.on.text}, but what it reads is on {reads}. Choose where it runs."
-    states = [(worker.name, _state(worker, fleet.whole)) for worker in having]
+    states = [(worker.name, state_text(worker, fleet.whole)) for worker in having]
     if asks.on.worker:
         return f"Waits for {asks.on.text}, chosen for it, which is {states[0][1]}."
     return f"Waits for {asks.on.text}, chosen for it: {listed_text([f'{name} is {state}' for name, state in states])}."
 
 
-def _state(worker: Worker, fleet: FleetSnapshot) -> str:
+def state_text(worker: Worker, fleet: FleetSnapshot) -> str:
     """Why the worker takes no run; of a silent one also when it was heard."""
     state, age = state_of(worker, fleet), age_of(worker)
     return f"{state} (heard {ago(age)})" if state == SILENT and age is not None else state or "about to report"

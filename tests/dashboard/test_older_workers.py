@@ -103,7 +103,8 @@ def test_a_run_on_an_image_file_waits_for_a_worker_that_knows_them(alice: Any) -
     assert queue.waiting(run).sentence.endswith("does not announce that it knows train.corpus=images.")
     assert not list(place_queued(["yard-a"], ["yard-a"]))
     Worker.objects.update(fields=known_fields.later())
-    assert queue.waiting(run).sentence == "Waits for a worker that has the image file pets: none has."
+    said = "Waits for a worker that has the image file pets: none has. Put that into a worker's data folder, or "
+    assert queue.waiting(run).sentence.startswith(said)
     Worker.objects.update(image_files=[PETS])
     assert placed() == run
 

@@ -251,9 +251,13 @@ def test_waits_for_a_worker(alice: Any) -> None:
 
 def test_a_silent_worker_is_no_worker(alice: Any) -> None:
     Worker.objects.filter(pk=worker().pk).update(heartbeat_at="2020-01-01T00:00:00Z")
-    assert (
-        selectors.waiting(submit(alice)).sentence == "Waits for a worker: every worker is draining, leaving or silent."
-    )
+    assert selectors.waiting(submit(alice)).sentence.startswith("Waits for a worker: yard-a is silent (heard ")
+    Worker.objects.filter(pk=worker("yard-b").pk).update(draining=True)
+    assert selectors.waiting(submit(alice)).sentence.endswith(" ago) and yard-b is draining. 1 run ahead.")
+    for name in ("yard-c", "yard-d"):
+        Worker.objects.filter(pk=worker(name).pk).update(leaving=True)
+    many = "Waits for a worker: each of the 4 is draining, leaving or silent."
+    assert selectors.waiting(submit(alice)).sentence.startswith(many), "a sentence names only a few"
 
 
 def test_waits_for_devices_and_says_who_is_ahead(alice: Any) -> None:
