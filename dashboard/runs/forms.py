@@ -55,7 +55,7 @@ def program_field(label: str, into: str, **attrs: str) -> forms.FileField:
         required=False,
         allow_empty_file=True,
         label=label,
-        help_text=f"CSV or JSON, at most {limits.MAX_PROGRAM // 1024} KiB",
+        help_text=f"read into the field beside it; CSV or JSON, at most {limits.MAX_PROGRAM // 1024} KiB",
         widget=forms.FileInput(attrs=given),
     )
 
@@ -124,21 +124,21 @@ class RunForm(Form):
     upload = forms.FileField(
         required=False,
         allow_empty_file=True,
-        label="or upload a text",
+        label="Your own text",
         widget=forms.FileInput(
             attrs={"accept": ACCEPT, **spec_fields.shown_while(relevance.of_kinds(relevance.takers("blob")))}
         ),
     )
-    program_file = program_field(
-        "or read it from a file", "parallel__program", **spec_fields.shown_for("parallel.program")
-    )
+    program_file = program_field("Schedule file", "parallel__program", **spec_fields.shown_for("parallel.program"))
     anyway = forms.BooleanField(required=False, label="Queue it although it is predicted not to fit")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
         self.assessment = Assessment()
         self.fields["upload"].help_text = format_html(
-            'UTF-8, at most {} MiB; <a href="{}">uploaded texts</a>', corpora.MAX_MIB, reverse("runs:texts")
+            'instead of the corpus; UTF-8, at most {} MiB; <a href="{}">uploaded texts</a>',
+            corpora.MAX_MIB,
+            reverse("runs:texts"),
         )
         offer(self, FleetSnapshot.now())
         self.fields["hosts"].choices = _host_choices(number(self["hosts"].value()))  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ class GenerateForm(TextFields):
         label="Tensor parallel", initial="1", required=False, help_text="devices for each layer; divides the heads"
     )
     pp = forms.CharField(
-        label="Pipeline stages", initial="1", required=False, help_text="one at work at a time: room, not speed"
+        label="Pipeline stages", initial="1", required=False, help_text="they work in turn: saves memory, not time"
     )
     dp = forms.CharField(
         label="Data parallel", initial="1", required=False, help_text="replicas that share out the texts"

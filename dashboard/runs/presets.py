@@ -89,24 +89,26 @@ GNMT = {
 
 PRESETS = (
     Preset("tiny", ONE, "Tiny GPT, 1 device", "0.9 M parameters; a step in well under a second", _tiny()),
-    Preset("recompute", ONE, "Tiny GPT, full AR", "activations of every block made again", _tiny(recompute="full")),
+    Preset("recompute", ONE, "Tiny GPT, full AR", "activations of every block recomputed", _tiny(recompute="full")),
     Preset(
         "selective",
         ONE,
         "Tiny GPT, selective AR",
-        "plain attention; its s × s matrices made again",
+        "plain attention; its s × s matrices recomputed",
         _tiny(recompute="selective") | {"model": {**TINY, "attention": "plain"}},
     ),
     Preset(
         "some-layers",
         ONE,
         "Tiny GPT, AR of layers 0, 2",
-        "every other block made again: half of the saving and of the price",
+        "every other block recomputed: half of the saving and of the cost",
         _tiny(recompute="full", recompute_layers=(0, 2)),
     ),
     Preset("fp64", ONE, "Tiny GPT, fp64", "64 bits, to compare splits with hardly any rounding", _in("fp64")),
     Preset("bf16", ONE, "Tiny GPT, bf16", "16-bit activations, fp32 master weights", _in("bf16")),
-    Preset("fp16", ONE, "Tiny GPT, fp16", "master weights and a loss scale that moves", _in("fp16")),
+    Preset(
+        "fp16", ONE, "Tiny GPT, fp16", "16-bit activations, fp32 master weights, a loss scale that adapts", _in("fp16")
+    ),
     Preset("dp2", DATA, "Tiny GPT, DP 2", "two replicas, gradients all-reduced", _tiny(dp=2)),
     Preset("dp2-zero1", DATA, "Tiny GPT, DP 2 + ZeRO-1", "replicas share the optimizer's state", _tiny(dp=2, zero=1)),
     Preset(
@@ -142,7 +144,7 @@ PRESETS = (
         "tp2-sp",
         TENSOR,
         "Tiny GPT, TP 2 + sequence parallel",
-        "norms and residual sums split by rows, too",
+        "norms, dropout and residual sums split by tokens, too",
         _tiny(tp=2, sequence=True),
     ),
     Preset(
@@ -164,7 +166,7 @@ PRESETS = (
         "pp2-early",
         PIPELINE,
         "Tiny GPT, 1F1B, early gradients",
-        "they leave a stage before those of its weights are made",
+        "gradients are sent on before those of the stage's weights are computed",
         _pipelined("1f1b", early_gradients=True),
     ),
     Preset(
@@ -233,7 +235,7 @@ PRESETS = (
         "pp2-no-stash",
         STREAM,
         "Tiny GPT, 1F1B, no stash",
-        "backward with newer weights than forward: what PipeDream mends",
+        "backward with newer weights than forward: what stashing prevents",
         _streamed("1f1b-naive"),
     ),
     Preset(
@@ -272,7 +274,9 @@ PRESETS = (
         "two replicas of the first stage, two tensor ranks of the second",
         _tiny(pp=2, replicas=(2, 1), widths=(1, 2), micro_batches=4),
     ),
-    Preset("llama", OTHERS, "Tiny Llama, DP 2", "RoPE, RMSNorm, SwiGLU, shared keys, no biases", _llama(dp=2)),
+    Preset(
+        "llama", OTHERS, "Tiny Llama, DP 2", "RoPE, RMSNorm, SwiGLU, grouped-query attention, no biases", _llama(dp=2)
+    ),
     Preset(
         "mlp", OTHERS, "MLP on digits, DP 2", "four layers of 512", _digits("mlp", {"hidden": 512}, {"lr": 1e-3}, dp=2)
     ),
@@ -280,7 +284,7 @@ PRESETS = (
     Preset(
         "resnet50", OTHERS, "ResNet-50 on digits, DP 2", "batch norm over both replicas, SGD with momentum", RESNET50
     ),
-    Preset("gnmt", OTHERS, "GNMT on Django, PP 2", "English to German, LSTMs in two stages", GNMT),
+    Preset("gnmt", OTHERS, "GNMT on Django, PP 2", "Django's messages, English to German; LSTMs in two stages", GNMT),
     Preset(
         "gpt2-small", OTHERS, "GPT-2 small, 1 GPU", "124 M parameters, 12 × 768", _gpt2(GPT2_SMALL, micro_batches=2)
     ),

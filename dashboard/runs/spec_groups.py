@@ -46,10 +46,12 @@ GROUPS = (
             Entry("parallel.dp", "Data parallel", "replicas; divides the batch"),
             Entry("parallel.tp", "Tensor parallel", "divides heads and vocabulary"),
             Entry("parallel.tensor_split", "Tensor split", "of a block: pairs send least, columns gather every output"),
-            Entry("parallel.sequence", "Sequence parallel: a tensor group shares rows, too"),
+            Entry("parallel.sequence", "Sequence parallel: norms and dropout are split by tokens, too"),
             Entry("parallel.pp", "Pipeline stages"),
             Entry("parallel.schedule", "Pipeline schedule"),
-            Entry("parallel.early_gradients", "Early gradients: they leave a stage before W, the weights' own"),
+            Entry(
+                "parallel.early_gradients", "Early gradients: sent on before those of the stage's weights are computed"
+            ),
             Entry("parallel.replicas", "Replicas of each stage", "where they differ, e.g. 2, 1; empty: data parallel"),
             Entry("parallel.widths", "Tensor ranks of each stage", "where they differ, e.g. 1, 2"),
             Entry("parallel.micro_batches", "Micro-batches", "for each replica"),
@@ -63,7 +65,11 @@ GROUPS = (
             Entry("parallel.recompute_layers", "Layers that recompute", "e.g. 0, 1; empty: all"),
             Entry("parallel.zero", "ZeRO stage"),
             Entry("parallel.zero_backend", "Parameters are sharded by", "of untied models"),
-            Entry("parallel.cuts", "Stage cuts", "e.g. 3, 6; empty balances them by FLOPs"),
+            Entry(
+                "parallel.cuts",
+                "Stage cuts",
+                "first part of each later stage, e.g. 3, 6 (Layout lists the parts); empty: balanced by FLOPs",
+            ),
         ),
     ),
     Group(

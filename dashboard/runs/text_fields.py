@@ -32,7 +32,7 @@ class TextFields(Form):
     new = forms.CharField(label="Tokens to generate", initial=str(MOST_AT_FIRST), required=False)
     samples = forms.CharField(label="Texts", initial="1", required=False, help_text="of the same prompt, at a time")
     temperature = forms.CharField(
-        label="Temperature", initial="0", required=False, help_text="0 takes the likeliest token; more is bolder"
+        label="Temperature", initial="0", required=False, help_text="0 takes the likeliest token; higher is more random"
     )
     top_k = forms.CharField(
         label="Top k", initial="0", required=False, help_text="draws from the k likeliest; 0: from all"

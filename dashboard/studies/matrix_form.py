@@ -55,7 +55,7 @@ class MatrixForm(TrainingForm):
         help_text="CSV or JSON as in New run, beside the strategies; several: begin each with a line “# its name”; at "
         f"most {MOST_PROGRAMS // 1024} KiB together",
     )
-    schedule_file = program_field("or add one from a file", "schedules", **{"data-headed": ""})
+    schedule_file = program_field("Schedule file", "schedules", **{"data-headed": ""})
     recompute = forms.MultipleChoiceField(
         required=False,
         label="Activation recomputation (AR)",

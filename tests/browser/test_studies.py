@@ -128,7 +128,7 @@ def test_a_run_is_swept_over_two_fields_from_its_page(page: Page, stocked: dict[
 def test_own_schedules_are_read_into_their_field_one_behind_the_other(page: Page, tmp_path: Path) -> None:
     program = "0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1"
     page.goto("/studies/new/")
-    file = page.get_by_label("or add one from a file")
+    file = page.get_by_label("Schedule file")
     for name in ("early", "late"):
         (tmp_path / f"{name}.csv").write_text(f"{program}\n")
         file.set_input_files(tmp_path / f"{name}.csv")

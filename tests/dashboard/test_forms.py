@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
@@ -46,6 +47,17 @@ def two_cpus(db: None) -> None:
 def test_every_leaf_of_the_spec_is_asked_for() -> None:
     without = sorted(set(spec_fields.leaves()) ^ set(spec_fields.ENTRIES))
     assert not without, f"give {', '.join(without)} an Entry in dashboard/runs/spec_groups.py: GROUPS"
+
+
+def test_a_refused_file_is_named_as_a_noun(member: Client, two_cpus: None) -> None:
+    noise = SimpleUploadedFile("noise.txt", bytes(300))
+    page = member.post("/runs/new/", filled(upload=noise)).content.decode()
+    assert "This is not text" in page and 'Put right <a href="#f-upload">Your own text</a>;' in page
+
+
+def test_presets_with_recomputation_say_so_in_the_word_of_the_form() -> None:
+    said = [preset.blurb for preset in PRESETS if preset.spec["parallel"].get("recompute")]
+    assert said and all("recomputed" in blurb for blurb in said)
 
 
 def test_a_leaf_without_a_field_keeps_its_default_and_blocks_no_submission(monkeypatch: pytest.MonkeyPatch) -> None:
