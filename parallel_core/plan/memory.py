@@ -88,11 +88,13 @@ def verdict(spec: RunSpec, device: Room | None, devices: int | None = None) -> F
     if room is None:
         return Feasibility(None, worst.rank, worst.total, f"{needs}; {most}. The device's memory is not known.")
     limit, what = room.usable, "device" if room == device else "memory cap"
+    has = f" beside {bytes_text(room.reserved)} for the framework" if room.reserved else ""
     if worst.total <= limit:
-        text = f"{needs}, {percent_text(worst.total / limit)} of the {what}'s {room.text}; {most}."
+        size = bytes_text(limit, 3)
+        whole = f"{size} that the device has{has}" if room == device else f"memory cap of {size}"
+        text = f"{needs}, {percent_text(worst.total / limit)} of the {whole}; {most}."
         return Feasibility(True, worst.rank, worst.total, text)
     fixes, all_tried = tried_fixes(spec, limit, devices)
-    has = f" beside {bytes_text(room.reserved)} for the framework" if room.reserved else ""
     text = (
         f"{needs}, {bytes_text(worst.total - limit)} more than the {what} has{has}; {most}. {_advice(fixes, all_tried)}"
     )

@@ -323,7 +323,10 @@ def test_memory_that_would_take_long_to_count_is_not_predicted(
 def test_a_device_that_tensors_alone_would_fill_is_refused() -> None:
     need = worst_stage(RunSpec()).total
     host = factory.worker()
-    for short, said in ((0, "the device's "), (1, "more than the device has beside 300 MiB for the framework")):
+    for short, said in (
+        (0, "that the device has beside 300 MiB"),
+        (1, "more than the device has beside 300 MiB for the framework"),
+    ):
         size = need + FRAMEWORK["cpu"] - short
         host.devices = [{**device, "memory_total": size} for device in host.devices]
         host.save()

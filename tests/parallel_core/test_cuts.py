@@ -87,7 +87,8 @@ def test_the_command_writes_a_spec_that_takes_as_long_as_it_says(
 
 
 @pytest.mark.parametrize(
-    ("mib", "said"), [("1000", " of the device's 1000 MiB less 300 MiB"), ("301", "more than the device has")]
+    ("mib", "said"),
+    [("1000", " of the 700 MiB that the device has beside 300 MiB"), ("301", "more than the device has")],
 )
 def test_the_command_says_whether_the_fullest_rank_fits(
     mib: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.layout import Layout
 from parallel_core.plan import held_counts
 from parallel_core.plan import memory as plan_memory
@@ -203,7 +204,7 @@ def test_verdict_of_a_run_that_fits() -> None:
     found = verdict(RunSpec.model_validate(BIG), Room(80 * GIB))
     assert (found.fits, found.worst_rank, found.fixes) == (True, 0, ())
     assert found.sentence.startswith("Needs ")
-    assert "of the device's 80 GiB; activations are" in found.sentence
+    assert "of the 80 GiB that the device has; activations are" in found.sentence
 
 
 def test_a_device_is_not_filled_with_tensors_alone() -> None:
@@ -213,9 +214,12 @@ def test_a_device_is_not_filled_with_tensors_alone() -> None:
     for kind, beside in (("cpu", "300 MiB"), ("cuda", "2 GiB")):
         held, full = (Room.on(need + FRAMEWORK[kind] - short, kind) for short in (0, 1))
         assert verdict(base, held).fits and not verdict(base, full).fits
-        assert f" less {beside} for the framework; activations are" in verdict(base, held).sentence
+        assert (
+            f" that the device has beside {beside} for the framework; activations are" in verdict(base, held).sentence
+        )
         assert f" more than the device has beside {beside} for the framework; " in verdict(base, full).sentence
     capped = RunSpec.model_validate({**BIG, "trace": {"memory_cap": need}})
+    assert f"100 % of the memory cap of {bytes_text(need, 3)}; " in verdict(capped, None).sentence
     assert verdict(capped, None).fits and "framework" not in verdict(capped, Room.on(80 * GIB, "cuda")).sentence
     assert Room.on(0, "cpu") is Room.on(None, "cuda") is None and Room.on(1, "cpu") == Room(1, FRAMEWORK["cpu"])
 
