@@ -140,14 +140,17 @@ def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[CommVolume], h
         standing(spec, layout.coords(rank).place).grads // MAIN_BYTES[spec.train.precision]
     )  # weights may have copies
     whole = parameter_count(spec.model)
-    text = f"Rank {rank} holds {layers} of {len(spec.model.units())} layers and {percent_text(mine / whole)} of "
-    text += f"{large_text(whole)} parameters"
+    text = f"Rank {rank} holds {layers} of the {len(spec.model.units())} parts of the model and "
+    text += f"{percent_text(mine / whole)} of {large_text(whole)} parameters"
     if not spoken:
         return f"{text}; it sends nothing."
     most = max(spoken, key=lambda talk: (not talk.receives, talk.wire))
     apart = sent_bytes(talk for talk in spoken if hosts.between(rank, talk))
     sent = f"{bytes_text(sent_bytes(spoken))} a step" + (f", {bytes_text(apart)} of it between hosts" if apart else "")
-    return f"{text}; it sends {sent}. Largest part, {bytes_text(most.wire)}: {most.what}."
+    what = most.what.removeprefix("sends ")
+    if most.wire == sent_bytes(spoken):
+        return f"{text}; it sends {sent}: {what}."
+    return f"{text}; it sends {sent}. Largest part, {bytes_text(most.wire)}: {what}."
 
 
 def _head(layout: Layout, place: int) -> str:

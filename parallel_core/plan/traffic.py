@@ -197,15 +197,15 @@ def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[CommVolume]:
         moved = m * edges[layout.stage_units[there][0]] * size
         if a == b or place not in (a, b):
             continue
-        other = b if place == a else a
+        other, far = (b, there) if place == a else (a, here)
         senders, receivers = layout.neighbours(rank, other)
         times = len(receivers) // len(senders)
         out, back = ("gradients", "activations") if place == b else ("activations", "gradients")
         kind: GroupKind = "next" if place == a else "before"
         size_of = {"activations": moved, "gradients": moved + m * mark_bytes(spec)}
         comm_volumes = [
-            CommVolume(kind, receivers, f"sends {out} of stage {there}'s input", times * m, times * size_of[out]),
-            CommVolume(kind, senders, f"receives {back} of stage {there}'s input", m, size_of[back], receives=True),
+            CommVolume(kind, receivers, f"sends {out} to stage {far}", times * m, times * size_of[out]),
+            CommVolume(kind, senders, f"receives {back} from stage {far}", m, size_of[back], receives=True),
         ]
         found.extend(sorted((talk for talk in comm_volumes if talk.calls), key=lambda talk: talk.what.split()[1]))
     return found

@@ -29,10 +29,17 @@ def test_every_rank_stands_once_and_the_chosen_one_has_its_groups() -> None:
     cells = {one.rank: one.role for row in drawn.rows for cell in row for one in cell}
     assert sorted(cells) == list(range(8))
     assert {rank: role for rank, role in cells.items() if role} == {3: "chosen", 2: "tensor", 1: "data", 7: "next"}
-    assert drawn.sentence.startswith("Rank 3 holds 5 of 10 layers") and drawn.place.startswith(
+    assert drawn.sentence.startswith("Rank 3 holds 5 of the 10 parts of the model") and drawn.place.startswith(
         "Place 0 of the pipeline"
     )
     assert list(drawn.groups) == ["tensor", "data", "next"]
+
+
+def test_the_sentence_says_once_what_is_all_that_is_sent() -> None:
+    assert picture(spec(dp=2), 0).sentence.endswith(" it sends 3.3 MiB a step: all-reduce of gradients.")
+    assert picture(spec(pp=2, micro_batches=4), 0).sentence.endswith(" a step: activations to stage 1.")
+    both = picture(spec(dp=2, pp=2, micro_batches=4), 0).sentence
+    assert " a step. Largest part, " in both and both.endswith(": all-reduce of gradients.")
 
 
 def test_a_matrix_shows_the_part_that_is_held() -> None:
@@ -119,7 +126,7 @@ def test_on_the_page_a_rank_is_chosen_by_its_address(client: Client, alice: Any)
     beyond = client.get(reverse("runs:page", args=[run.pk]) + "?tab=layout&rank=2").content.decode()
     assert "There is no rank 2: ranks are 0 to 1. Rank 0 is shown." in beyond and "There is no" not in page
     assert re.search(r'rank=1#details" data-role="chosen"', page)
-    assert "receives activations of stage 1&#x27;s input" in page
+    assert "receives activations from stage 0" in page
 
 
 @pytest.mark.usefixtures("redis_url")
@@ -162,8 +169,8 @@ def test_places_have_as_many_cells_as_tensor_ranks() -> None:
     drawn = picture(spec(pp=2, replicas=(2, 1), widths=(1, 2), micro_batches=4, schedule="1f1b"), 0)
     assert [[[cell.rank for cell in tensor] for tensor in row] for row in drawn.rows] == [[[0], [2, 3]], [[1], []]]
     assert drawn.drawn == "" and {(row.what, row.ranks) for row in drawn.said if row.group == "next stage"} == {
-        ("sends activations of stage 1's input", "2, 3"),
-        ("receives gradients of stage 1's input", "2"),
+        ("sends activations to stage 1", "2, 3"),
+        ("receives gradients from stage 1", "2"),
     }
 
 
