@@ -236,7 +236,7 @@ def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:
     parts = [
         f"{significant(late['mean'])} on stage {stage} (at most {late['max']:.0f})" for stage, late in stages.items()
     ]
-    return f"Gradients came late by so many updates of the weights: {', '.join(parts)}."
+    return f"Mean staleness of gradients, in updates of the weights: {', '.join(parts)}."
 
 
 def _diverged(run: Run) -> str:

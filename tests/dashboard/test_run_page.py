@@ -19,7 +19,7 @@ from dashboard.runs import states
 from dashboard.runs.models import Run, SpanChunk, State
 from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_tiles import WIDTH, line, tiles
-from dashboard.runs.page_verdict import planned_bubble, verdict
+from dashboard.runs.page_verdict import lateness, planned_bubble, verdict
 from dashboard.runs.spec_table import groups
 from parallel_core.analysis.quantities import step_text
 from parallel_core.spec import RunSpec
@@ -132,6 +132,12 @@ def test_running_run_counts_steps_and_names_the_bubble(alice: Any) -> None:
     factory.feed_steps(factory.start(alone), 12)
     alone.refresh_from_db()
     assert verdict(alone).sentence.endswith("% of the step is compute.")  # it has no peer to communicate with
+
+
+def test_late_gradients_are_called_stale() -> None:
+    said = lateness({"0": {"mean": 0.997, "max": 1.0}, "1": {"mean": 0.0, "max": 0.0}})
+    assert said.startswith("Mean staleness of gradients, in updates of the weights: 0.997 on stage 0 (at most 1), 0 on")
+    assert lateness({}) == "", "a pipeline with a flush"
 
 
 def test_planned_bubble_of_the_schedules() -> None:
