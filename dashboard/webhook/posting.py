@@ -35,7 +35,8 @@ def post(url: str, body: dict[str, Any]) -> Posted:
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return Posted(False, f"Not delivered: {str(error) or type(error).__name__}.")
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return Posted(False, f"Not delivered: {why}.")
     if 300 <= status < 400:
         return Posted(False, f"Not taken: the receiver answered {status}, and redirects are not followed.")
     return Posted(200 <= status < 300, f"{'Delivered' if 200 <= status < 300 else 'Not taken'}: it answered {status}.")
