@@ -19,5 +19,8 @@ def read_by(run: Run, before: int | None = None) -> dict[str, str]:
 def read_sentence(run: Run) -> str:
     """Says by which digits the content of what it read is known; '' where it is not known."""
     read = read_by(run)
-    named = [f"{run.spec['train'][what]}: {digits}" for what, digits in read.items() if run.spec["train"].get(what)]
-    return f"Content read: {'; '.join(named)}." if named else ""
+    of = "hash of its content"
+    named = [
+        f"{run.spec['train'][what]} ({of} {digits})" for what, digits in read.items() if run.spec["train"].get(what)
+    ]
+    return f"Read: {', '.join(named)}." if named else ""

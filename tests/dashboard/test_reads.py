@@ -38,7 +38,7 @@ def test_a_later_attempt_is_told_what_the_first_one_read(alice: Any) -> None:
     assert "read" not in start_message(first)
     factory.end(run, State.FAILED)
     assert run.summary["reads"] == {"corpus": "aa", "weights": "bb"}
-    assert read_sentence(run) == "Content read: stdlib: aa.", "it begins from no weights"
+    assert read_sentence(run) == "Read: stdlib (hash of its content aa).", "it begins from no weights"
 
 
 def test_the_ranks_are_told_what_they_have_to_read(alice: Any, tmp_path: Path) -> None:

@@ -28,6 +28,13 @@ def crumbled(made: RunSpec, rank: int, more: int) -> list[dict[int, np.ndarray]]
     return [out] * 3
 
 
+def test_ranks_that_share_a_gpu_are_spoken_of_on_gpus_alone() -> None:
+    for device, shares in (("cpu", False), ("cuda", True)):
+        on = RunSpec.model_validate({"parallel": {"dp": 2}, "train": {"device": device}})
+        (said,) = diagnose(healthy(on, others=0.5))
+        assert ("GPU that ranks share" in said.evidence) is shares and "were left out" in said.evidence
+
+
 def test_a_disturbed_run_is_not_judged_by_its_times() -> None:
     made = spec(dp=2)
     assert found(healthy(made, traced=slowed(made, 1, 2.0), others=0.5)) == ["disturbed"]

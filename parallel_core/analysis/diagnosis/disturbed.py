@@ -14,11 +14,12 @@ from parallel_core.analysis.quantities import percent_text
 def check(case: Case) -> Finding | None:
     if case.others is None or case.others <= UNTRUSTED_ABOVE:
         return None
+    shared = "; on a GPU that ranks share, each of the other ranks counts" if case.spec.train.device == "cuda" else ""
     return Finding(
         "disturbed",
         f"{percent_text(case.others)} of the time of one device went to other processes.",
-        "Measured over the timed steps, on the device that others used most; on a GPU that ranks share, each of "
-        "the other ranks counts. Rules that judge by times were not asked.",
+        f"Measured over the timed steps, on the device that others used most{shared}. Rules that judge times were left "
+        "out.",
         "Run it again while nothing else runs on these devices.",
         tab="ranks",
         urgent=True,
