@@ -6,8 +6,10 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin
+from django.contrib.auth.forms import UserCreationForm
 from django.contrib.auth.models import Group, User
-from django.db.models import QuerySet
+from django.db.models import ManyToManyField, QuerySet
+from django.forms import CheckboxSelectMultiple
 from django.http import HttpRequest
 
 from dashboard.accounts.roles import MEMBERS, make_member, role_of
@@ -18,25 +20,34 @@ admin.site.site_title = "Trainyard"
 admin.site.index_title = "Accounts, workers and records"
 admin.site.login_form = ThrottledAdminSignIn
 admin.site.unregister(User)
+admin.site.unregister(Group)  # a role is being in the one group that there is
+
+ROLES = (
+    "No group: viewer (reads). Group 'members': submits runs, and cancels and deletes their own. "
+    "Staff: admin of the yard."
+)
 
 
 @admin.register(User)
 class YardUserAdmin(UserAdmin):
-    """Django's user admin, with the role in the list, and the group in the form for a new account."""
+    """Django's user admin, with the role in the list, and in both forms instead of Django's permissions, which have no
+    use here. A password is the only way to sign in, so a new account cannot be made without one."""
 
+    add_form = UserCreationForm
+    filter_horizontal = ()
+    formfield_overrides = {ManyToManyField: {"widget": CheckboxSelectMultiple}}
     list_display = ("username", "role", "is_active", "last_login")
     list_filter = ("is_active", "is_staff", "groups")
     actions = ("make_members", "make_viewers")
+    fieldsets = (
+        (None, {"fields": ("username", "password")}),
+        ("Role", {"fields": ("is_active", "groups", "is_staff", "is_superuser"), "description": ROLES}),
+        ("Name and address", {"fields": ("first_name", "last_name", "email")}),
+        ("Dates", {"fields": ("last_login", "date_joined")}),
+    )
     add_fieldsets = (
-        *UserAdmin.add_fieldsets,
-        (
-            "Role",
-            {
-                "fields": ("groups", "is_staff"),
-                "description": "No group: viewer (reads). Group 'members': submits runs, and cancels and deletes "
-                "their own. Staff: admin of the yard.",
-            },
-        ),
+        (None, {"classes": ("wide",), "fields": ("username", "password1", "password2")}),
+        ("Role", {"fields": ("groups", "is_staff"), "description": ROLES}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
@@ -56,11 +67,11 @@ class YardUserAdmin(UserAdmin):
         return _is_staff(request) and (_is_superuser(request) or obj is None or not obj.is_superuser)
 
     def get_fieldsets(self, request: HttpRequest, obj: User | None = None) -> Any:
-        """Hides Django's permissions from staff: Trainyard does not use them, and staff must not grant them."""
+        """Hides from staff that somebody is a superuser: staff must not make one."""
         found = super().get_fieldsets(request, obj)
         if obj is None or _is_superuser(request):
             return found
-        return [(title, _without_permissions(dict(options))) for title, options in found]
+        return [(title, _for_staff(dict(options))) for title, options in found]
 
     @admin.display(description="role")
     def role(self, user: User) -> str:
@@ -85,6 +96,6 @@ def _is_superuser(request: HttpRequest) -> bool:
     return bool(request.user.is_active and request.user.is_superuser)
 
 
-def _without_permissions(options: dict[str, Any]) -> dict[str, Any]:
-    fields = tuple(field for field in options["fields"] if field not in ("is_superuser", "user_permissions"))
+def _for_staff(options: dict[str, Any]) -> dict[str, Any]:
+    fields = tuple(field for field in options["fields"] if field != "is_superuser")
     return {**options, "fields": fields}

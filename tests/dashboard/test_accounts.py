@@ -231,6 +231,19 @@ def test_staff_change_users_but_make_no_superusers(client: Client, staff: Any, a
     assert admin.check_password("root-secret-1")
 
 
+def test_the_forms_of_a_user_ask_for_a_role_and_for_nothing_that_has_no_use_here(
+    client: Client, admin: Any, alice: Any
+) -> None:
+    """There is no other way to sign in than a password, and no permission but the role."""
+    client.force_login(admin)
+    for address in ("/admin/auth/user/add/", f"/admin/auth/user/{alice.pk}/change/"):
+        page = client.get(address).content.decode()
+        assert "No group: viewer (reads)." in page and '<input type="checkbox" name="groups"' in page
+        assert "user_permissions" not in page and 'name="usable_password"' not in page
+    assert 'name="is_superuser"' in page
+    assert "/admin/auth/group/" not in client.get("/admin/").content.decode()
+
+
 def test_the_admin_is_for_staff(client: Client, alice: Any) -> None:
     client.force_login(alice)
     assert client.get("/admin/auth/user/").status_code == 302
