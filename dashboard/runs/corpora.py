@@ -25,6 +25,7 @@ from dashboard.runs.choice_labels import CORPUS_LABELS
 from dashboard.runs.models import ENDED, Corpus, Run
 from dashboard.runs.services import Invalid
 from parallel_core import limits
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 
 MAX_MIB = limits.MAX_CORPUS_BYTES // 2**20
@@ -145,7 +146,7 @@ def choices(fleet: FleetSnapshot | None = None) -> list[tuple[str, str]]:
     able = {name for kind in relevance.kinds_of("train.corpus") for name in KINDS[kind].corpora}
     built_in = [(name, CORPUS_LABELS.get(name, name)) for name in BUILT_IN_CORPORA if name in able]
     rows = Corpus.objects.order_by("name", "id").values_list("sha256", "name", "size")
-    uploads = [(f"blob:{sha256}", f"{name} ({_size(size)})") for sha256, name, size in rows]
+    uploads = [(f"blob:{sha256}", f"{name} ({bytes_text(size)})") for sha256, name, size in rows]
     return [*built_in, *uploads, *_files(fleet or FleetSnapshot.now())]
 
 
@@ -181,7 +182,3 @@ def _grouped(number: int) -> str:
 
 SIZES = {"tokens": _tokens_size, "images": _images_size}
 """Kind of file -> the sizes of an entry of a worker's list, in words."""
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{max(1, round(size / 1024))} KiB"

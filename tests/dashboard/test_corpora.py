@@ -208,6 +208,11 @@ def test_a_text_is_deleted_by_the_api(tale: Corpus, client: Client, alice: Any) 
     assert client.delete(address, headers=headers).status_code == 404
 
 
+def test_a_short_text_is_offered_with_its_size_in_bytes(folder: Path, alice: Any) -> None:
+    corpora.store(owner=alice, upload=SimpleUploadedFile("short.txt", b"short"))
+    assert "short.txt (5 B)" in [label for _, label in corpora.choices()]
+
+
 def test_samples_to_hold_out_that_a_corpus_does_not_have_are_refused(folder: Path, alice: Any) -> None:
     short = corpora.store(owner=alice, upload=SimpleUploadedFile("short.txt", b"a" * 1000))
     text = {"corpus": f"blob:{short.sha256}", "eval_every": 5}
