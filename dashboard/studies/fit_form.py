@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -110,6 +111,10 @@ class FitForm(MatrixForm):
         specs = [variant.spec for variant in self.planned.variants]
         found = estimate(specs, self.calibration, LEAST_RUNS)
         return replace(found, later=found.runs - len(specs))
+
+    def named(self, about: str) -> str:
+        """Without the layers of the model, whose number is what is sought."""
+        return super().named(re.sub(r" \d+ x ", " N x ", about, count=1))
 
     def create(self, owner: Any) -> Study:
         asked = {name: self.cleaned_data[name] for name in (*self.axis_fields, "cap")}

@@ -187,6 +187,17 @@ def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -
     assert client.get(f"/studies/{study.pk}/report/").headers["Location"] == f"/studies/{study.pk}/"
 
 
+def test_a_study_without_a_name_is_not_named_after_layers_that_it_seeks(client: Client, alice: Any) -> None:
+    factory.worker(devices=2)
+    client.force_login(alice)
+    client.post(NEW, {**ASKED, "name": ""})
+    study = Study.objects.latest("pk")
+    assert study.name == "Fit: GPT N x 32"
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    (first, _) = (run.spec["model"]["layers"] for run in study.runs.order_by("pk"))
+    assert f">{first}&nbsp;(queued)</a>" in page, "1 Queued would read as a number of runs"
+
+
 def test_searches_under_way_can_be_cancelled_from_the_page(client: Client, study: Study, reader: Client) -> None:
     address, cancel = f"/studies/{study.pk}/", f"/runs/cancel?all_of={study.pk}"
     assert cancel in client.get(address).content.decode()
