@@ -112,3 +112,9 @@ def test_lines_stand_out_from_the_surface(theme: str, line: str) -> None:
 
 def test_phases_colour_nothing_but_phases() -> None:
     assert not [line for line in CSS.splitlines() if line.startswith("[data-host=") and "--phase-" in line]
+
+
+def test_the_marks_of_all_states_are_of_one_height() -> None:
+    """A badge's word stands where the lower edge of its mark is, so one with a lower mark would leave its line."""
+    rules = re.findall(r"^\.badge[^{]*::before \{([^}]*)\}", CSS, flags=re.M)
+    assert len(rules) > 5 and [rule for rule in rules if re.search(r"(?<!-)height:", rule)] == rules[:1]
