@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.runs import generated_text, linking, selectors, text_times
+from dashboard.runs import generated_text, linking, resuming, selectors, text_times
 from dashboard.runs.asking import queued_runs
 from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.form_words import in_form_words
@@ -267,7 +267,9 @@ def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
     before = "" if run.between else " before its first step"
     at = f" at {step_text(run.step + 1)}" if run.step is not None else before
     gone = " No process is left." if attempt.report.get("none_left") else ""
-    return Verdict(f"Cancelled{at}.{gone}")
+    kept = [] if run.between else resuming.sound(run)
+    more = f"“Resume as…” goes on from its checkpoint of step {kept[-1]}." if kept else ""
+    return Verdict(f"Cancelled{at}.{gone}", more=more)
 
 
 def _detail(run: Run) -> str:

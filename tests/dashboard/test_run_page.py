@@ -16,7 +16,7 @@ from django.utils import timezone
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import states
-from dashboard.runs.models import Run, SpanChunk, State
+from dashboard.runs.models import Checkpoint, Run, SpanChunk, State
 from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_tiles import WIDTH, line, tiles
 from dashboard.runs.page_verdict import lateness, planned_bubble, verdict
@@ -176,6 +176,15 @@ def test_cancelled_before_start(reader: Client, alice: Any) -> None:
     page = html(reader, run)
     assert "No step was traced" not in page
     assert "rank 0; not measured" in page and "measured on a step" not in page
+
+
+def test_a_cancelled_run_says_from_where_it_can_go_on(alice: Any) -> None:
+    run = factory.queued(alice)
+    attempt = factory.start(run)
+    factory.end(run, State.CANCELLED)
+    assert not verdict(run).more
+    Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=38, bytes=1, seconds=0.1)
+    assert verdict(run).more == "“Resume as…” goes on from its checkpoint of step 38."
 
 
 def test_actions_follow_the_role(client: Client, alice: Any, bob: Any) -> None:
