@@ -34,6 +34,7 @@ class YardUserAdmin(UserAdmin):
     use here. A password is the only way to sign in, so a new account cannot be made without one."""
 
     add_form = UserCreationForm
+    readonly_fields = ("last_login", "date_joined")
     filter_horizontal = ()
     formfield_overrides = {ManyToManyField: {"widget": CheckboxSelectMultiple}}
     list_display = ("username", "role", "is_active", "last_login")

@@ -241,6 +241,7 @@ def test_the_forms_of_a_user_ask_for_a_role_and_for_nothing_that_has_no_use_here
         assert "No group: viewer (reads)." in page and '<input type="checkbox" name="groups"' in page
         assert "user_permissions" not in page and 'name="usable_password"' not in page
     assert 'name="is_superuser"' in page
+    assert 'name="date_joined_0"' not in page, "what happened is not changed"
     assert "/admin/auth/group/" not in client.get("/admin/").content.decode()
 
 
