@@ -63,6 +63,7 @@ def _once(schedule: Schedule) -> None:
 def _once_on(schedule: Schedule, stage: int, rank: int, wanted: Collection[int]) -> None:
     program = schedule.programs[rank]
     state: dict[int, set[Kind]] = defaultdict(set)
+    forwards = {op.micro_batch for _, op in _parts(program) if (op.kind, op.stage) == (Kind.F, stage)}
     for i, op in _parts(program):
         if op.stage != stage or op.kind not in COMPUTE:
             continue
@@ -76,7 +77,8 @@ def _once_on(schedule: Schedule, stage: int, rank: int, wanted: Collection[int])
         ):
             raise ScheduleError(f"{op} happens twice.", schedule, rank, i)
         if op.kind is not Kind.F and Kind.F not in seen:
-            raise ScheduleError(f"{op} comes before its forward.", schedule, rank, i)
+            why = "comes before its forward" if op.micro_batch in forwards else "has no forward"
+            raise ScheduleError(f"{op} {why}.", schedule, rank, i)
         if op.kind is Kind.W and Kind.B not in seen:
             raise ScheduleError(f"{op} comes before the gradient of its input.", schedule, rank, i)
         seen.add(op.kind)
