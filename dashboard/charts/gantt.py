@@ -146,7 +146,7 @@ def chart(
     made["layout"]["meta"]["canvas"] = window is not None or made["layout"]["meta"]["shown"] >= MANY
     part = f"; {_counted(made['layout']['meta'])}"
     subtitle = (
-        f"{what}, {words.unit} from its start; a row a rank: above it collectives in flight, below it messages; "
+        f"{what}, {words.unit} from its start; a row for each rank, above it collectives in flight, below it messages; "
         f"numbers are micro-batches, hatched is idle"
         f"{' or waits for another rank' if any(waited) else ''}{', outlined = predicted' if predicted else ''}"
     )

@@ -54,7 +54,7 @@ def chart(
     made, shares = _figure(spans, window, kept or {}, waited or {})
     total = sum(map(len, spans.values()))
     subtitle = (
-        "One traced step, ms from its start; a row a rank, each bin in the colour of what fills most of it; "
+        "One traced step, ms from its start; a row for each rank, each bin in the colour of what fills most of it; "
         "zoom in to see the operations"
     )
     rows = [[str(rank), *(percent_text(share) for share in own)] for rank, own in shares.items()]

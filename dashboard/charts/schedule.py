@@ -47,7 +47,7 @@ def _chart(key: str, made: SchedulePreview, title: str, places: Mapping[int, str
     meta["marks"] = _marks(made)
     part = f"; the {meta['shown']} longest of {meta['total']} operations drawn" if meta["shown"] < meta["total"] else ""
     subtitle = (
-        "One step in units of cost, a row a device, numbers are micro-batches; "
+        "One step in units of cost, a row for each device, numbers are micro-batches; "
         f"below: micro-batches kept on device {worst}, solid activations, grey for weight gradients"
     )
     return Chart(key, title, subtitle, f"simulated, {made.devices} devices{part}", figure, COLUMNS, _rows(made, places))

@@ -133,7 +133,7 @@ def no_timeline(run: Run, step: int | None = None) -> Chart:
     title = "No step was traced" if run.state in ENDED else "No step has been traced yet"
     if dropped:
         title = "The spans of this step were not kept"
-    return Chart("gantt", title, "One traced step, a row a rank", "", made)
+    return Chart("gantt", title, "One traced step, a row for each rank", "", made)
 
 
 def _expected(run: Run) -> str:

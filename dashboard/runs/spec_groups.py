@@ -59,7 +59,7 @@ GROUPS = (
             Entry(
                 "parallel.program",
                 "Own schedule",
-                "CSV as PyTorch spells it: a row a rank; or JSON of the Schedules page",
+                "CSV as PyTorch spells it, a row for each rank; or JSON of the Schedules page",
             ),
             Entry("parallel.recompute", "Activation recomputation"),
             Entry("parallel.recompute_layers", "Layers that recompute", "e.g. 0, 1; empty: all"),

@@ -43,7 +43,7 @@ class ScheduleForm(Form):
     grad = Number(label="Input gradient", min_value=0, max_value=100)
     weight = Number(label="Weight gradient", min_value=0, max_value=100)
     message = Number(label="Message", min_value=0, max_value=100)
-    keep = Number(label="Keep, found order", min_value=1, max_value=256, required=False)
+    keep = Number(label="Found order keeps", min_value=1, max_value=256, required=False)
     stages = forms.CharField(
         label="Free stages", required=False, max_length=1500, widget=forms.Textarea({"rows": 5, "spellcheck": "false"})
     )

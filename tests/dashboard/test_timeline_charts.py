@@ -59,7 +59,8 @@ def test_a_predicted_step_is_outlined_and_a_measured_one_filled() -> None:
         assert (filled["marker"]["color"], outlined["marker"]["line"]["color"]) == (fill, fill)
         assert outlined["marker"]["color"] == theme.soft(fill)
     assert made.subtitle.endswith("outlined = predicted")
-    assert "predicted" not in gantt.chart([("measured", spans)], "t", "s").subtitle
+    assert "predicted" not in (said := gantt.chart([("measured", spans)], "t", "s").subtitle)
+    assert "; a row for each rank, above it collectives" in said
 
 
 def many(n: int) -> dict[int, np.ndarray]:
