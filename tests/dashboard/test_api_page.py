@@ -7,6 +7,7 @@ import re
 import shlex
 from datetime import timedelta
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from dashboard.api.v1 import api
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
+DOCS = (Path(__file__).parents[2] / "docs/api.md").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,13 @@ def test_every_operation_that_people_use_is_there(reader: Client) -> None:
     for path, methods in api.get_openapi_schema()["paths"].items():
         for method in methods:
             assert (f"{method.upper()} {path}<" in said) == ("/blobs/" not in path)
+
+
+def test_the_page_of_the_docs_names_operations_that_there_are() -> None:
+    named = re.findall(r"`(GET|POST|PATCH|DELETE) (/[^`?]+)[^`]*`", DOCS)
+    there = api.get_openapi_schema()["paths"]
+    ways = {(method.upper(), re.sub(r"\{[^}]+\}", "ID", path)) for path, methods in there.items() for method in methods}
+    assert len(named) > 10 and not {(how, f"/api/v1{path.replace('SHA256', 'ID')}") for how, path in named} - ways
 
 
 def test_limits_are_said_in_words(reader: Client) -> None:
