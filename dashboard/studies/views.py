@@ -206,6 +206,8 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
         | scaling.of_overview(study, view),
         "verdict": said,
         "may_change": may_change(request.user, study),
+        "other_baseline": view.baseline is not None
+        and (study.baseline is None or reruns.root_of(view.baseline.run) != reruns.root_of(study.baseline)),
         "again": reruns.offer(study.runs.all()) if may_change(request.user, study) else "",
         "unfinished": reruns.unfinished(study.runs.all()) if may_change(request.user, study) else "",
         "cancellable": may_change(request.user, study) and any(r.run.state != State.CANCELLING for r in view.open),

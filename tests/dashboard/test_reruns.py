@@ -59,6 +59,19 @@ def test_the_disturbed_ones_are_queued_in_their_places(study: Study, alice: Any)
     assert reruns.run_again(study=study, user=alice) == []  # they are under way
 
 
+def test_a_baseline_that_was_run_again_is_kept_already(study: Study, alice: Any, client: Client) -> None:
+    """Another run of its setting stands for it; only the run of another setting would be another baseline."""
+    base = study.baseline
+    assert base is not None
+    Run.objects.filter(pk=base.pk).update(summary={**base.summary, "cpu_others": NOISY})
+    client.force_login(alice)
+    single, dp, _ = (ran(run, CALM) for run in reruns.run_again(study=study, user=alice))
+    address = f"/studies/{study.pk}/"
+    page = client.get(address)
+    assert page.context["view"].baseline.run == single and "Keep as baseline" not in page.content.decode()
+    assert "Keep as baseline" in client.get(f"{address}?baseline={dp.pk}").content.decode()
+
+
 @pytest.mark.parametrize(("second", "stands"), [(CALM, CALM), (0.3, 0.3), (0.9, NOISY)])
 def test_the_least_disturbed_run_stands_for_its_setting(study: Study, alice: Any, second: float, stands: float) -> None:
     dp, tp = reruns.run_again(study=study, user=alice)
