@@ -352,4 +352,6 @@ def test_disturbance_is_said_with_its_count_and_its_size() -> None:
     assert sentences.disturbed([0.3], 0.10).startswith(
         "The run was disturbed: other processes took up to 30 % of one of its"
     )
+    one = sentences.disturbed([0.3, 0.05], 0.10)
+    assert one.startswith("1 of 2 runs was disturbed: other processes took up to 30 % of one of its devices, ")
     assert len(text.split()) <= 25
