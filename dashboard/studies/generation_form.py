@@ -134,7 +134,7 @@ class GenerationForm(TextFields, StudyForm):
         cleaned["step"] = self._step(self.source, cleaned.get("step", "").strip())
         if not self.errors:
             self._check_text(self.source)
-            self.runs_note = f"From {step_text(cleaned['step'])} of run {self.source.pk}, “{self.source.name}”."
+            self.runs_note = f"From {step_text(int(cleaned['step']))} of run {self.source.pk}, “{self.source.name}”."
         return cleaned
 
     def _step(self, run: Run, given: str) -> str:

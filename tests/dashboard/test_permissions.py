@@ -143,7 +143,8 @@ def ask(client: Client, method: str, path: str, secret: str = "") -> Any:
     address = re.sub(r"\{\w+_id\}", "1", path.replace("{sha256}", "0" * 64))
     if path in ("/api/v1/corpora", "/api/v1/traces") and method == "post":
         file = SimpleUploadedFile("a.txt", b"some text")
-        return client.post(address, {"upload": file, "files": file, "name": "x"}, headers=headers)
+        sent = {"upload": file} if path.endswith("corpora") else {"files": file, "name": "x"}
+        return client.post(address, sent, headers=headers)
     body = BODIES.get(path) if method == "post" else {} if method == "patch" else None
     text = "" if body is None else json.dumps(body)
     return client.generic(method.upper(), address, text, "application/json", headers=headers)
