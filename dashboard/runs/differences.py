@@ -46,14 +46,14 @@ def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
     """Returns the fields that differ between the specs, and the number of fields that do not."""
     tables = [flat(spec) for spec in specs]
     out = [
-        Difference(field, [_value(field, table[field]) for table in tables])
+        Difference(field, [value_text(field, table[field]) for table in tables])
         for field in (tables[0] if tables else {})
         if any(table[field] != tables[0][field] for table in tables)
     ]
     return out, len(tables[0]) - len(out) if tables else 0
 
 
-def _value(field: str, value: Any) -> str:
+def value_text(field: str, value: Any) -> str:
     """The value as the New run form shows it: the label of a choice, lists with commas, a cap in MiB; "none" for
     nothing."""
     return value_words(field, value) or "none"

@@ -8,10 +8,10 @@ from typing import Any
 from dashboard.charts import swept
 from dashboard.charts.chart import Chart
 from dashboard.charts.swept import Field, Quantity, Tried
-from dashboard.runs.form_words import short_label, value_words
+from dashboard.runs.differences import flat, value_text
+from dashboard.runs.form_words import short_label
 from dashboard.studies import sweepable
 from dashboard.studies.by_loss import DIGITS
-from dashboard.studies.compare import flat
 from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis.quantities import seconds_text, significant
 
@@ -36,7 +36,7 @@ def of_overview(kind: str, view: Overview) -> dict[str, Chart]:
         return {}
     values = [_in_order([tables[row.run.pk][path] for row in rows]) for path in found]
     fields = [
-        Field(short_label(path), [value_words(path, value) or "none" for value in own])
+        Field(short_label(path), [value_text(path, value) for value in own])
         for path, own in zip(found, values, strict=True)
     ]
     tried = []

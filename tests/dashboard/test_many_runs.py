@@ -11,9 +11,9 @@ from django.test.utils import CaptureQueriesContext
 
 from dashboard.charts.chart import row_labels
 from dashboard.runs import services as runs
+from dashboard.runs.differences import Difference
 from dashboard.runs.models import Run
 from dashboard.studies import compare, few_rows
-from dashboard.studies.compare import Difference
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import Overview
 from dashboard.studies.selectors import overview

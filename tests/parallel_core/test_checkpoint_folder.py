@@ -240,13 +240,9 @@ def test_an_attempt_that_a_later_one_has_superseded_publishes_and_drops_nothing(
     assert folders.steps(folder) == [6, 7]
 
 
-@pytest.mark.parametrize("late", ["merge", "flush"])
-def test_between_its_last_look_and_the_rename_an_attempt_is_superseded_too(
-    late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It published then, and dropped what the later one was about to read: before its manifest is written, or after."""
-    folder, usual = tmp_path / "run", getattr(folders, late)
-    save(alone(), folder, 5, 6, attempt=1)
+def supersede_after(late: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begins attempt 2 as soon as the next call of this function of `folders` has returned."""
+    usual = getattr(folders, late)
 
     def claimed(*arguments: Any, **about: Any) -> Any:
         found = usual(*arguments, **about)
@@ -255,6 +251,16 @@ def test_between_its_last_look_and_the_rename_an_attempt_is_superseded_too(
         return found
 
     monkeypatch.setattr(folders, late, claimed)
+
+
+@pytest.mark.parametrize("late", ["merge", "flush"])
+def test_between_its_last_look_and_the_rename_an_attempt_is_superseded_too(
+    late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It published then, and dropped what the later one was about to read: before its manifest is written, or after."""
+    folder = tmp_path / "run"
+    save(alone(), folder, 5, 6, attempt=1)
+    supersede_after(late, folder, monkeypatch)
     with pytest.raises(CheckpointError, match="its later attempt 2"):
         save(alone(spec_of({}, {"keep": 1})), folder, 6, attempt=1)
     assert sorted(path.name for path in folder.iterdir()) == [".attempt", "step-00000005", "step-00000006"]
@@ -265,16 +271,9 @@ def test_a_superseded_attempt_adds_no_held_out_loss_to_what_a_later_one_may_read
     late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The later one begins once the earlier one has read the manifest, or written the new one beside it."""
-    folder, usual = tmp_path / "run", getattr(folders, late)
+    folder = tmp_path / "run"
     save(alone(), folder, 5, 6, attempt=1)
-
-    def claimed(*arguments: Any, **about: Any) -> Any:
-        found = usual(*arguments, **about)
-        monkeypatch.setattr(folders, late, usual)
-        folders.claim(folder, 2)
-        return found
-
-    monkeypatch.setattr(folders, late, claimed)
+    supersede_after(late, folder, monkeypatch)
     with pytest.raises(CheckpointError, match="its later attempt 2"):
         folders.add_held_out(folder, 1, 6, 1.0, 1)
     assert verified(folders.path_of(folder, 6)).held_out is None
