@@ -52,7 +52,7 @@ MOUNTED = """async (figure) => {
   const made = old.cloneNode(true);
   made.dataset.chart = "above";
   made.id = "chart-above";
-  made.querySelector(":scope > .zoom")?.remove();
+  made.querySelector(".zoom")?.remove();
   const box = Object.assign(document.createElement("div"), { className: "chart-box" });
   made.querySelector(".chart-box").replaceWith(box);
   made.querySelector("script[type='application/json']").textContent = JSON.stringify(figure);
@@ -104,6 +104,21 @@ def test_a_double_click_shows_all_values_and_leads_back_to_the_newest_first_view
     schedules.evaluate(f"window.Plotly.relayout({drawn}, {{ 'xaxis.range': [1, 2], 'yaxis.range': [0, 2] }})")
     double_click(schedules, box, f"{drawn}.layout.xaxis.autorange")
     assert schedules.evaluate(first), "of all steps, before all values"
+
+
+COVERED = """() => {
+  const chart = document.querySelector("#chart-schedule-1");
+  const [heading, zoom] = ["figcaption", ".zoom"].map((name) => chart.querySelector(name));
+  window.scrollBy(0, heading.getBoundingClientRect().bottom + 8 - window.innerHeight);
+  return zoom.getBoundingClientRect().top < heading.getBoundingClientRect().bottom;
+}"""
+"""Whether a chart's zoom buttons lie over its heading when no more than that is in the window."""
+
+
+def test_zoom_buttons_are_never_over_the_heading(schedules: Page) -> None:
+    schedules.set_viewport_size({"width": 900, "height": 300})
+    expect(schedules.locator("#chart-schedule-1 .zoom")).to_be_attached()
+    assert not schedules.evaluate(COVERED)
 
 
 def double_click(page: Page, box: str, reached: str) -> None:

@@ -76,7 +76,7 @@ function listener(entry) {
   };
 }
 
-const offered = (element) => element.querySelector(":scope > .zoom") !== null;
+const offered = (element) => element.querySelector(".zoom") !== null;
 
 function group(name, ...parts) {
   const row = Object.assign(document.createElement("div"), { className: "zoom" });

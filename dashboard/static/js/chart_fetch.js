@@ -55,5 +55,5 @@ export function note(element, words, about = "numbers") {
   said.dataset.about = about;
   said.setAttribute("role", "status");
   said.textContent = words;
-  element.querySelector(":scope > .chart-box").after(said);
+  element.querySelector(".chart-frame").after(said);
 }

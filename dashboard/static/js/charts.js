@@ -1,6 +1,6 @@
 /* Mounts and updates Plotly figures.
  *
- * A chart is  <figure class="chart" data-chart="KEY" [data-src="URL"]>  with figcaption, .sub, .chart-box, .chart-source
+ * A chart is  <figure class="chart" data-chart="KEY" [data-src="URL"]>  with figcaption, .sub, .chart-frame > .chart-box, .chart-source
  * and details.chart-data (templates/parts/chart.html). Its figure is the JSON script inside it or, with data-src, that
  * of the Chart object returned by the URL. It is drawn when it comes near the screen, in the colours of the theme: every
  * "var(--name)" of a figure is replaced by the computed colour. Plotly is loaded with the first chart that is drawn.
@@ -178,7 +178,7 @@ document.addEventListener("chartnews", (event) => {
 export async function reload(key) {
   const element = document.querySelector(`.chart[data-chart="${CSS.escape(key)}"]`);
   if (!element) return;
-  const unshown = element.querySelector(":scope > .chart-box > .failed") !== null;
+  const unshown = element.querySelector(".chart-box > .failed") !== null;
   if (!unshown && !mounted.has(key)) return; // fetched when it comes near the screen
   try {
     if (unshown) await show(element);
