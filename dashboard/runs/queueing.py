@@ -10,6 +10,7 @@ from django.db import transaction
 
 from dashboard.accounts.roles import may_change
 from dashboard.control.dispatch import resume_from
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet.run_on import RunOn
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import priority as levels
@@ -48,6 +49,7 @@ def may_put_first(user: Any, run: Run) -> bool:
     return run.priority < Priority.HIGH and not levels.refusal(user, Priority.HIGH) and not refusal(user, run)
 
 
+@again_after_deadlock
 def change(*, run: Run, user: Any, run_on: str | None = None, priority: Priority | None = None) -> Run:
     """Changes where a queued run may be placed, and its priority; returns it as it is then. Of a run of a study, those
     of the study and of all its queued runs, as they are to be compared. None leaves a value as it is; one that stays
@@ -68,6 +70,7 @@ def change(*, run: Run, user: Any, run_on: str | None = None, priority: Priority
     return now
 
 
+@again_after_deadlock
 def change_study(*, study: Study, user: Any, run_on: str | None = None, priority: Priority | None = None) -> Study:
     """Changes where the runs of a study may be placed, and their priority: of all that are queued, and of those that
     join it later or are run again. Returns the study as it is then. Raises as `change`."""

@@ -9,6 +9,7 @@ from django.db import transaction
 from django.db.models import Max
 
 from dashboard.accounts.roles import may_change
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.runs import queueing, services, submission
 from dashboard.runs.models import Run
 from dashboard.studies.models import Study
@@ -25,6 +26,7 @@ def check(study: Study, user: Any) -> None:
         raise services.Invalid({FIELD: f"Study {study.pk} compares something else than runs that train."})
 
 
+@again_after_deadlock
 def submit(
     *, owner: Any, study: Study, request: submission.Submission, also: services.Also = services.nothing_else
 ) -> Run:

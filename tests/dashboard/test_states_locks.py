@@ -17,6 +17,7 @@ from dashboard.fleet import services as fleet
 from dashboard.fleet.models import Worker
 from dashboard.runs import queueing, removal, services, submission
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
+from dashboard.runs.priority import Priority
 from dashboard.studies import joining, reruns
 from dashboard.studies import removal as study_removal
 from dashboard.studies.models import Study
@@ -177,6 +178,29 @@ def test_what_the_controller_stores_meanwhile_makes_no_deletion_fail(alice: Any,
 
     assert meeting.of(late_data, lambda: removal.delete(runs=[run.pk], user=alice)) == [None, 1]
     assert not Run.objects.exists()
+
+
+@several_writers
+def test_a_study_is_moved_while_the_controller_queues_one_of_its_runs_again(alice: Any, meeting: Meeting) -> None:
+    """What it stores before that, here of a run that is queued by now, is locked until the study is."""
+    study = of_two(alice)
+    study.runs.update(state=State.QUEUED)
+    moved = study.runs.get(position=0)
+    moves: list[Callable[[], Any]] = [
+        lambda: queueing.change_study(study=study, user=alice, priority=Priority.LOW).priority,
+        lambda: queueing.change(run=moved, user=alice, priority=Priority.NORMAL).priority,
+    ]
+
+    def late_data() -> None:
+        with transaction.atomic():
+            outlast()
+            study.runs.filter(position=1).update(step=3)
+            meeting.here()
+            Study.objects.select_for_update().get(pk=study.pk)
+
+    for move, reached in zip(moves, (Priority.LOW, Priority.NORMAL), strict=True):
+        assert meeting.of(late_data, move) == [None, reached]
+        meeting = Meeting()
 
 
 @several_writers
