@@ -30,9 +30,12 @@ class Field:
 
     label: str
     values: Sequence[str]
+    ordered: bool = True
+    """Whether the values are numbers, with others beyond the first and the last."""
 
     def at(self, place: int) -> str:
-        return f"{self.label} {self.values[place]}"
+        value = self.values[place]
+        return f"{self.label} {value}" if self.ordered else f"{self.label} “{value}”"
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def _edges(fields: Sequence[Field], best: Tried) -> str:
     at_end = [
         field.label
         for field, at in zip(fields, best.places, strict=True)
-        if len(field.values) > 2 and at in {0, len(field.values) - 1}
+        if field.ordered and len(field.values) > 2 and at in {0, len(field.values) - 1}
     ]
     return f"the best {listed_text(at_end)} is at an end of what was tried: try values beyond" if at_end else ""
 

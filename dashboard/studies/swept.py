@@ -36,7 +36,7 @@ def of_overview(kind: str, view: Overview) -> dict[str, Chart]:
         return {}
     values = [_in_order([tables[row.run.pk][path] for row in rows]) for path in found]
     fields = [
-        Field(short_label(path), [value_text(path, value) for value in own])
+        Field(short_label(path), [value_text(path, value) for value in own], _are_numbers(own))
         for path, own in zip(found, values, strict=True)
     ]
     tried = []
@@ -68,5 +68,10 @@ def _why(row: Row) -> str:
 def _in_order(values: Sequence[Any]) -> list[Any]:
     """The different values: numbers by size, with nothing before them, all others as they come."""
     different = list({repr(value): value for value in values}.values())
-    numbers = all(value is None or isinstance(value, int | float) for value in different)
-    return sorted(different, key=lambda value: (value is not None, value or 0)) if numbers else different
+    return (
+        sorted(different, key=lambda value: (value is not None, value or 0)) if _are_numbers(different) else different
+    )
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(value is None or isinstance(value, int | float) for value in values)

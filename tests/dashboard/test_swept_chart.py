@@ -116,6 +116,12 @@ def test_where_all_train_the_same_the_time_of_a_step_is_held_against_the_field(a
     assert chart.title.startswith("Lowest step time: 100 ms, with Micro-batches 2.")
 
 
+def test_beyond_words_there_is_nothing_to_try(alice: Any) -> None:
+    study = sweep(alice, Swept("train.lr_schedule", ["constant", "linear", "cosine"]), [0.3, 0.2, 0.1])
+    chart = swept.of_overview(study.kind, overview(study.runs.all(), ranked=True))["swept"]
+    assert "with Learning-rate schedule “Falls as a cosine”." in chart.title and "beyond" not in chart.subtitle
+
+
 @pytest.mark.parametrize("kind", ["matrix", "scaling"])
 def test_other_kinds_of_studies_have_no_such_chart(alice: Any, kind: str) -> None:
     study = sweep(alice, RATES, [2.0, 1.0, 3.0, 4.0])
