@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from dashboard.charts.chart import pairs
-from dashboard.studies.by_loss import DIGITS
 from dashboard.studies.overviews import Overview, Row
 from dashboard.studies.written import Again, shown
 from parallel_core.analysis import sentences
@@ -18,10 +17,10 @@ from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
     difference_text,
+    loss_text,
     percent_text,
     plural_text,
     ratio_text,
-    significant,
 )
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import speedup
@@ -57,7 +56,7 @@ def _lowest(view: Overview) -> Answer | None:
     row = next((row for row in view.rows if found and row.run.pk == found.best), None)
     if found is None or row is None:
         return None
-    value = significant(found.values[found.best], DIGITS)
+    value = loss_text(found.values[found.best])
     return Answer(f"Lowest {found.named}", value, f"{row.entry.label}; {found.rival()}.", "loss")
 
 

@@ -9,11 +9,9 @@ from typing import Any
 
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.studies.comparability import trained_differently
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import LOSS_DIGITS, loss_text
 from parallel_core.spec import RunSpec
 
-DIGITS = 4
-"""Significant digits of a loss in a sentence."""
 LEFT = "time_limit"
 """The cause of a run that left at its time limit."""
 HELD_OUT, FINAL = "held-out loss", "final loss"
@@ -62,8 +60,8 @@ class Ranking:
         if self.following is None:
             left = "that is finite and trained all its steps" if self.early else "that is finite"
             return f"no other setting has one {left}"
-        own, other = (significant(self.values[pk], DIGITS) for pk in (self.best, self.following))
-        return f"next {other}" if own != other else f"the next is equal to {DIGITS} digits"
+        own, other = (loss_text(self.values[pk]) for pk in (self.best, self.following))
+        return f"next {other}" if own != other else f"the next is equal to {LOSS_DIGITS} digits"
 
     @property
     def named(self) -> str:
@@ -72,7 +70,7 @@ class Ranking:
 
     def sentence(self, label: str, so_far: bool) -> str:
         """The finding on the best run, called `label`."""
-        value = significant(self.values[self.best], DIGITS)
+        value = loss_text(self.values[self.best])
         return f"Lowest {self.named}{' so far' if so_far else ''}: {value}, {label}; {self.rival()}."
 
 

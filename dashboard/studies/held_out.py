@@ -12,7 +12,7 @@ from dashboard.runs.metrics import left_out
 from dashboard.studies import figures
 from dashboard.studies.losses import Losses, held_out_of
 from dashboard.studies.overviews import Overview, Row
-from parallel_core.analysis.quantities import listed_text, significant, step_text
+from parallel_core.analysis.quantities import listed_text, loss_text, step_text
 
 
 def chart(view: Overview) -> dict[str, Chart]:
@@ -62,7 +62,7 @@ def _title(rows: Sequence[Row], read: Losses) -> str:
         return "No held-out loss has arrived so far."
     at = int(points["value"].argmin())
     who = f" of {row.entry.marked}" if len(rows) > 1 else ""
-    lowest = significant(float(points["value"][at]), 4)
+    lowest = loss_text(float(points["value"][at]))
     return f"Held-out loss: the lowest is {lowest}{who}, at {step_text(int(points['step'][at]))}."
 
 

@@ -25,6 +25,7 @@ from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
     listed_text,
+    loss_text,
     percent_text,
     plural_text,
     ratio_text,
@@ -167,9 +168,9 @@ def _lower(slow: Row, fast: Row) -> str:
     if a is None or None in seen or len(seen) > 1 or (one.model, one.train.corpus) != (other.model, other.train.corpus):
         return ""
     if fast.run.diverged:
-        return f"ends at loss {significant(a, 4)}, where that of {fast.entry.label} is not finite"
+        return f"ends at loss {loss_text(a)}, where that of {fast.entry.label} is not finite"
     lower = b is not None and a < b * (1 - LOWER)
-    return f"ends at loss {significant(a, 4)} instead of {significant(b, 4)}" if lower and b is not None else ""
+    return f"ends at loss {loss_text(a)} instead of {loss_text(b)}" if lower and b is not None else ""
 
 
 def _lighter(slow: Row, fast: Row) -> str:

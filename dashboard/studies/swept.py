@@ -11,9 +11,8 @@ from dashboard.charts.swept import Field, Quantity, Tried
 from dashboard.runs.differences import flat, value_text
 from dashboard.runs.form_words import short_label
 from dashboard.studies import sweepable
-from dashboard.studies.by_loss import DIGITS
 from dashboard.studies.overviews import Overview, Row
-from parallel_core.analysis.quantities import seconds_text, significant
+from parallel_core.analysis.quantities import loss_text, seconds_text
 
 KINDS = frozenset({"sweep", "listed"})
 """Kinds of studies whose runs differ in fields of their specs, each by itself."""
@@ -56,7 +55,7 @@ def _value(view: Overview, row: Row) -> float | None:
 
 def _quantity(view: Overview) -> Quantity:
     if view.ranking:
-        return Quantity(view.ranking.what, lambda value: significant(value, DIGITS, zeros=True))
+        return Quantity(view.ranking.what, loss_text)
     return Quantity("step time", lambda value: seconds_text(value, zeros=True))
 
 

@@ -10,6 +10,7 @@ _EXACT = 1e15
 """Below it a float tells whole numbers apart."""
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+LOSS_DIGITS = 4
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -23,6 +24,11 @@ def significant(value: float, digits: int = 3, zeros: bool = False) -> str:
     rounded = round(value, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{rounded:.{max(digits - 1 - math.floor(math.log10(abs(rounded))), 0)}f}"
     return text if zeros or "." not in text else text.rstrip("0").rstrip(".")
+
+
+def loss_text(value: float) -> str:
+    """A loss of a run among others, in sentences as in columns: `2.940`, so that it has one spelling on a page."""
+    return significant(value, LOSS_DIGITS, zeros=True)
 
 
 def bytes_text(count: float, digits: int = 2, zeros: bool = False) -> str:

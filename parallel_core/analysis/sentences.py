@@ -18,13 +18,13 @@ from parallel_core.analysis.quantities import (
     count_text,
     difference_text,
     listed_text,
+    loss_text,
     minus_text,
     ns_text,
     one_of,
     percent_text,
     plural_text,
     ratio_text,
-    significant,
 )
 from parallel_core.analysis.stats import LEAST, Speedup, Stats, speedup
 
@@ -223,9 +223,9 @@ def _all_equal(compared: Mapping[str, Parity], baseline: str, others: int, every
 def loss_title(first: float, last: float, steps: int, label: str) -> str:
     """Title of the loss curves, for the run `label`."""
     if not math.isfinite(last):
-        return f"Not finite after {count_text(steps)} steps: the loss of {label} began at {significant(first)}."
+        return f"Not finite after {count_text(steps)} steps: the loss of {label} began at {loss_text(first)}."
     verb = "falls" if last < first else "rises" if last > first else "stays"
-    return f"{significant(last)} after {count_text(steps)} steps: the loss of {label} {verb} from {significant(first)}."
+    return f"{loss_text(last)} after {count_text(steps)} steps: the loss of {label} {verb} from {loss_text(first)}."
 
 
 def gantt_title(label: str, breakdown: Breakdown) -> str:

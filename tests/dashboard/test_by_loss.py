@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,10 +91,21 @@ def test_held_out_losses_come_before_final_ones(study: Study) -> None:
         told(run, 1.0, held, eval_every=10)
     view = view_of(study)
     assert labels(view) == ["lr = 0.001", "lr = 0.1", "lr = 0.01", "lr = 30"]
-    assert view.verdict[0] == "Lowest held-out loss: 2.1, lr = 0.001; next 2.2."
+    assert view.verdict[0] == "Lowest held-out loss: 2.100, lr = 0.001; next 2.200."
     assert FOUND not in view.verdict and figures.losses(view).title != view.verdict[0]
     told(runs[0], 1.0, (2.5, 2.1), eval_every=10, eval_samples=8)
     assert view_of(study).verdict[0] == FOUND, "held-out losses are not of the same samples"
+
+
+def test_a_loss_has_one_spelling_on_a_page(reader: Client, study: Study) -> None:
+    for run in study.runs.all():
+        Run.objects.filter(pk=run.pk).update(loss=2.94, summary=run.summary | {"final_loss": 2.94})
+    Run.objects.filter(study=study, name="lr = 0.01").update(loss=2.9, summary={"final_loss": 2.9})
+    for address in (f"/studies/{study.pk}/", f"/studies/{study.pk}/report/"):
+        page = plain(reader.get(address).content.decode())
+        assert "Lowest final loss: 2.900, lr = 0.01; next 2.940." in page, address
+        assert '<td class="num">2.900</td>' in page and '<td class="num">2.940</td>' in page, address
+        assert not re.search(r"\b2\.94?\b(?!\d)", re.sub(r"<script.*?</script>", "", page, flags=re.S)), address
 
 
 def test_runs_of_which_some_evaluate_nothing_are_ranked_by_what_all_have(study: Study) -> None:
@@ -225,7 +237,7 @@ def test_the_best_is_drawn_and_named_where_not_all_are(alice: Any, monkeypatch: 
         told(run, 1.0 + i)
     chart = held_out.chart(overview(made.runs.all()))["held_out"]
     assert [trace["y"][-1] for trace in chart.figure["data"]] == [2.5, 2.0], "of the three, in the page's order"
-    assert f"the lowest is 2 of {runs[2].label} #{runs[2].pk}, at step 19" in chart.title
+    assert f"the lowest is 2.000 of {runs[2].label} #{runs[2].pk}, at step 19" in chart.title
     monkeypatch.setattr(loss, "MOST_LINES", 1)
     view = view_of(swept(alice, {0.001: 0.5, 0.01: 0.0, 0.1: 0.25}))
     assert [trace["name"] for trace in figures.losses(view).figure["data"]] == ["lr = 0.01"]
@@ -264,7 +276,7 @@ def test_tables_have_a_column_of_each_loss(reader: Client, study: Study) -> None
     for page in (address, f"{address}report/"):
         text = reader.get(page).content.decode()
         assert '<th scope="col" class="num">Loss</th><th scope="col" class="num">Lowest held-out loss</th>' in text
-        assert '<td class="num">2.1250</td>' in text and '<td class="num">not finite</td>' in text
+        assert '<td class="num">2.125</td>' in text and '<td class="num">not finite</td>' in text
     rows = list(csv.DictReader(io.StringIO(reader.get(f"{address}table.csv").content.decode())))
     assert [row["lowest_held_out_loss"] for row in rows] == ["", "", "2.125", ""]
     assert [row["held_out_loss"] for row in rows] == ["", "", "2.5", ""]

@@ -175,7 +175,7 @@ def test_held_out_losses_of_runs_are_compared(alice: Any, client: Client) -> Non
     second = evaluated(alice, made, 1, {9: 3.5, 19: 2.625}, eval_samples=32)
     factory.finished(alice, {}, study=made, position=2)
     chart = held_out.chart(overview(made.runs.all()))["held_out"]
-    assert chart.title == f"Held-out loss: the lowest is 2.5 of {first.label} #{first.pk}, at step 19."
+    assert chart.title == f"Held-out loss: the lowest is 2.500 of {first.label} #{first.pk}, at step 19."
     assert [trace["y"] for trace in chart.figure["data"]] == [[3.0, 2.5, 2.75], [3.5, 2.625]]
     assert {trace["mode"] for trace in chart.figure["data"]} == {"lines+markers"}
     symbols = [trace["marker"]["symbol"] for trace in chart.figure["data"]]

@@ -183,9 +183,9 @@ def test_titles() -> None:
     assert sentences.breakdown_title(ALL) == "55 % of a step of Naive is bubble, the largest loss here."
     assert sentences.memory_title(ALL) == "80 MiB at most: Single, of which 75 % activations."
     assert sentences.memory_title(ALL, 50 * MIB).endswith("; 1 of 3 are above the limit.")
-    assert sentences.loss_title(5.54, 3.211, 43, "DP") == "3.21 after 43 steps: the loss of DP falls from 5.54."
+    assert sentences.loss_title(5.54, 3.211, 43, "DP") == "3.211 after 43 steps: the loss of DP falls from 5.540."
     ended = sentences.loss_title(5.54, float("nan"), 43, "DP")
-    assert ended == "Not finite after 43 steps: the loss of DP began at 5.54."
+    assert ended == "Not finite after 43 steps: the loss of DP began at 5.540."
 
 
 def test_parity_sentence_counts_who_is_off() -> None:
