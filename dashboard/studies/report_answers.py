@@ -41,8 +41,10 @@ FIRST = 5
 """Lines of an answer that are shown before it is unfolded."""
 MOST_NAMED = 4
 """The most strategies whose largest model is named."""
-MOST_LEFT = 8
+MOST_LEFT = 4
 """The most runs that are named as not replayed for one reason."""
+MOST_FREED = 8
+"""The most replayed runs that have a line each."""
 LOWER = 0.01
 """Relative difference from which a lower loss is mentioned: precisions differ by less."""
 LOSSES = tuple(name for name in COMPONENT_NAMES if name != "compute")
@@ -219,18 +221,27 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], l
     said.sort(key=lambda one: one[0], reverse=True)
     if not said:
         return ["No traced step of several devices can be replayed.", *_left_out(0, left)], []
-    noisy = [sentences.disturbed([taken_of(row.run) for _, _, row in said], DISTURBED_ABOVE)]
-    lines = [text for _, text, _ in said] + list(filter(None, noisy))
+    noisy = sentences.disturbed([taken_of(row.run) for _, _, row in said], DISTURBED_ABOVE)
+    lines = [text for _, text, _ in said[:MOST_FREED]]
+    lines += filter(None, (_rest([ratio for ratio, _, _ in said[MOST_FREED:]]), noisy))
     shown = min(len(lines), FIRST - 1)  # the first line is not the best of all where runs are left out
     return [*lines[:shown], *_left_out(len(said), left), *lines[shown:]], _to(said[0][2], tab="whatif")
 
 
+def _rest(reached: Sequence[float]) -> str:
+    """What the further runs would reach, most first; '' if there are none."""
+    if not reached:
+        return ""
+    most, least = ratio_text(reached[0]), ratio_text(reached[-1])
+    return f"{len(reached)} more would reach {least if least == most else f'{least} to {most}'}."
+
+
 def _replayable(row: Row, trace: Trace | None, place: int) -> Trace | str:
-    """The trace if its step can be replayed, else why not. `place`: how many runs are faster."""
+    """The trace if its step can be replayed, else why not; '' where it was not read. `place`: how many are faster."""
     if not row.spec.parallel.flushes:
         return "their pipelines never flush"
     if trace is None:
-        return "no step was traced by all ranks" if place < READ else f"only the {READ} fastest runs are read"
+        return "no step was traced by all ranks" if place < READ else ""
     try:
         trace.measured  # noqa: B018 - costs are measured, and kept, here
     except ValueError:
@@ -244,6 +255,9 @@ def _left_out(replayed: int, left: Mapping[str, Sequence[str]]) -> list[str]:
         return []
     parts = [f"{replayed} of {plural_text(replayed + sum(map(len, left.values())), 'run')} replayed."]
     for why, labels in left.items():
+        if not why:
+            parts.append(f"{plural_text(len(labels), 'run')} not, as only the {READ} fastest are read.")
+            continue
         more = [f"{len(labels) - MOST_LEFT} more"] if len(labels) > MOST_LEFT else []
         parts.append(f"Not replayed, since {why}: {apart_text([*labels[:MOST_LEFT], *more])}.")
     return [" ".join(parts)]

@@ -187,7 +187,21 @@ def test_free_communication_says_which_runs_were_not_replayed(study: Study, monk
     assert none.startswith("No traced step") and left.startswith(f"0 of {len(labels)} runs replayed.")
     assert left.endswith(f"since no step was traced by all ranks: {', '.join(labels[:2])}, {len(labels) - 2} more.")
     monkeypatch.setattr(report_answers, "READ", 0)
-    assert "only the 0 fastest runs are read" in _answers(study)[question]
+    slower = f"0 of {len(labels)} runs replayed. {len(labels)} runs not, as only the 0 fastest are read."
+    assert slower in _answers(study)[question]
+
+
+def test_of_many_runs_with_free_communication_a_few_have_a_line(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = "What would the speedup be with free communication?"
+    whole = _answers(study)[question]
+    labels = [row.entry.label for row in overview(study.runs.all(), study.baseline).rows if row.run.devices > 1]
+    every = sorted(re.findall(r"would (?:reach|stay at) (\S+x)", whole), key=lambda text: -float(text[:-1]))
+    assert len(every) == len(labels) > 2 and "more would" not in whole
+    monkeypatch.setattr(report_answers, "MOST_FREED", 2)
+    said = _answers(study)[question]
+    assert len(re.findall("would (?:reach|stay)", said)) == 3
+    rest = every[2:]
+    assert f"{len(rest)} more would reach {rest[-1]} to {rest[0]}." in said
 
 
 def test_every_answer_is_of_the_numbers(study: Study) -> None:
