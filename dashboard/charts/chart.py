@@ -98,6 +98,15 @@ class Entry:
     """Predicted: the most layers that would fit into a device's memory."""
     no_largest: str = ""
     """Why `largest` cannot be predicted on any device; '' where it can."""
+    short: str = ""
+    """The label without the names of the `fields` by which the page's runs are called; '' where it is whole."""
+    fields: str = ""
+    """The names of those fields, which are said once."""
+
+    @property
+    def name(self) -> str:
+        """The label for columns of names, below a heading or beside an axis that has the `fields`."""
+        return self.short or self.label
 
     @property
     def compared(self) -> Result | None:

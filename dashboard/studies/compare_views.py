@@ -23,7 +23,7 @@ from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import compare, few_rows, figures, held_out
+from dashboard.studies import columns, compare, few_rows, figures, held_out
 from dashboard.studies.overviews import Overview, Row
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import scaling
@@ -99,10 +99,12 @@ def live_context(request: HttpRequest, runs: list[Run]) -> dict[str, Any]:
     rows = _in_order(view, runs)
     same = compare.same_task([row.spec for row in rows])
     verdict, charts = compare.verdict(view, rows[1:]), _compare_charts(view, rows)
-    few = few_rows.few_of(request, view, [*verdict, *(chart.title for chart in charts.values() if chart)])
+    titles = [*verdict, *(chart.title for chart in charts.values() if chart)]
+    few = few_rows.few_of(request, view, titles)
     return {
         "view": view,
         "few": few,
+        "numbers": columns.table_of(request, few, titles),
         "rows": rows,
         "drawn": min(len(rows), MAX_DRAWN),
         "verdict": verdict,

@@ -12,6 +12,7 @@ from dashboard.runs.places import NOWHERE, Place
 from dashboard.runs.queue import everyone_waiting, told_closely
 from dashboard.runs.selectors import timed
 from dashboard.studies.excluded import ended_of
+from dashboard.studies.names import WHOLE, Short
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import Pace, drifts
@@ -79,15 +80,18 @@ _BOUNDED: tuple[Callable[[RunSpec], object], ...] = (
 """What two runs must share so that splitting alone decides between them."""
 
 
-def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
+def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting, short: Short = WHOLE) -> Entry:
     own = own_step(run, setting.details)
     step = scaled(own, spec, setting.base_spec)
     done = run.state == State.SUCCEEDED
     ideal = setting.over_baseline(run, spec)
     baseline, base_batch = run.pk == setting.base.pk, setting.base_spec.train.global_batch
-    label = f"{label}, broken" if run.injected and not label.startswith("Broken") else label
+    broken = ", broken" if run.injected and not label.startswith("Broken") else ""
+    name, label = short.names.get(label, ""), f"{label}{broken}"
     return Entry(
         label=label,
+        short=f"{name}{broken}" if name else "",
+        fields=short.fields if name else "",
         family=family(spec),
         recompute=spec.parallel.recompute != "none",
         baseline=baseline,

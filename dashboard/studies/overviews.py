@@ -92,9 +92,9 @@ class Overview:
         return any(row.spec.train.held_out for row in self.rows)
 
     @cached_property
-    def held_to_baseline(self) -> bool:
-        """Whether the losses of any run are compared with the baseline's."""
-        return any(row.parity for row in self.rows)
+    def fields(self) -> str:
+        """The fields that short names of the runs leave out; '' where all names are whole."""
+        return next((row.entry.fields for row in self.rows if row.entry.fields), "")
 
     @property
     def limit(self) -> int | None:

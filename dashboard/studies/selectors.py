@@ -17,6 +17,7 @@ from dashboard.studies.contents import told_apart
 from dashboard.studies.entries import Setting, drift_of, entry_of, own_step, shared_room, waits_of
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Losses, losses_of
+from dashboard.studies.names import shortened
 from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis.parity import Parity, parity
 from parallel_core.outline import outline_of
@@ -44,11 +45,12 @@ def overview(
     specs = told_apart({run.pk: RunSpec.stored(run.spec) for run in every}, every)
     losses = losses_of(every) if details else Losses()
     labels = labels_of(every, specs)
+    short = shortened(labels.values())
     setting = _setting(base, every, specs, details, places_of(every) if places is None else places)
     meters = peaks.over_one_peak(every) if details else {}
     rows = []
     for run in every:
-        entry = entry_of(run, specs[run.pk], labels[run.pk], setting)
+        entry = entry_of(run, specs[run.pk], labels[run.pk], setting, short)
         equal = _parity(losses, base, run) if same_updates(specs[base.pk], specs[run.pk]) else None
         why = setting.waits.get(run.pk) or run.detail
         alike = specs[run.pk].model.kind == specs[base.pk].model.kind

@@ -30,6 +30,7 @@ from dashboard.studies import (
     answer_cache,
     answers,
     by_loss,
+    columns,
     few_rows,
     figures,
     findings,
@@ -191,12 +192,14 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
     alike = scaling.like_for_like(study.kind, view)
     said = streams.verdict(study.kind, scaling.verdict(study, view), view, stream_charts)
     made = figures.of_overview(alike)
-    few = few_rows.few_of(request, view, [*said, *(chart.title for chart in made.values())])
+    titles = [*said, *(chart.title for chart in made.values())]
+    few = few_rows.few_of(request, view, titles)
     shown = [row for i, row in enumerate(view.open) if row.run.state != State.QUEUED or i < QUEUED_SHOWN]
     return {
         "study": study,
         "view": view,
         "few": few,
+        "numbers": columns.table_of(request, few, titles),
         "open_shown": shown,
         "open_hidden": len(view.open) - len(shown),
         "answers": [*answers.of_overview(alike), *stream_answers],

@@ -204,6 +204,23 @@ def test_a_run_whose_name_has_no_space_leaves_the_table_its_columns(page: Page, 
         assert box and step and step["x"] + step["width"] <= box["x"] + box["width"], "a phone shows the step time"
 
 
+def test_a_heading_sorts_the_table_in_its_place(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto(f"/studies/{stocked['study']}/")
+    mark(page)
+    heading, steps = page.locator("#sort-step"), page.locator("#table tbody td.num:nth-child(3)")
+    fastest = steps.all_inner_texts()
+    heading.focus()
+    heading.press("Enter")
+    expect(page.locator("#table th[aria-sort=ascending]")).to_have_text("Step")
+    heading.press("Enter")
+    expect(page.locator("#table th[aria-sort=descending]")).to_have_text("Step")
+    assert steps.all_inner_texts() == fastest[::-1] != fastest
+    expect(heading).to_be_focused()
+    assert same_page(page) and page.url.endswith("?sort=-step#numbers")
+    page.reload()
+    assert steps.all_inner_texts() == fastest[::-1]
+
+
 def test_another_baseline_keeps_how_curves_are_drawn(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/studies/{stocked['study']}/?target=2.5")
     page.get_by_label("Over").select_option("seconds")  # written into the address by a script
