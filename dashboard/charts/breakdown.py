@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height, standing, ticks
+from dashboard.charts.chart import Chart, Entry, row_height, rows_said, run_column, standing, ticks
 from dashboard.charts.theme import var
 from parallel_core.analysis import breakdown
 from parallel_core.analysis.breakdown import Breakdown
@@ -42,7 +42,8 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
         ),
     }
     subtitle = "Where one traced step goes, in ms: parts add up to it; tick = the run's median step"
-    columns = ("run", *(f"{word}, ms" for word, _, _ in parts), "traced step, ms", "median step, ms")
+    subtitle += rows_said(entries)
+    columns = (run_column(entries), *(f"{word}, ms" for word, _, _ in parts), "traced step, ms", "median step, ms")
     return Chart("breakdown", title, subtitle, source, figure, columns, [_row(entry, parts) for entry in entries])
 
 
@@ -90,6 +91,6 @@ def _row(entry: Entry, parts: Sequence[Part]) -> list[str]:
     breakdown = entry.compared.breakdown if entry.compared else None
     median = significant(entry.traced_median * 1e3, zeros=True) if entry.traced_median else ""
     if breakdown is None:
-        return [entry.label, *("" for _ in parts), entry.state or "not traced", median]
+        return [entry.name, *("" for _ in parts), entry.state or "not traced", median]
     cells = [significant(milliseconds(breakdown, fields), zeros=True) for _, fields, _ in parts]
-    return [entry.label, *cells, significant(breakdown.total / 1e6, zeros=True), median]
+    return [entry.name, *cells, significant(breakdown.total / 1e6, zeros=True), median]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height, ticks
+from dashboard.charts.chart import Chart, Entry, row_height, rows_said, run_column, ticks
 from dashboard.charts.theme import Figure, var
 from parallel_core.analysis.quantities import count_text, plural_text, ratio_text
 from parallel_core.limits import MAX_LAYERS
@@ -16,19 +16,21 @@ _OUTSIDE = {"textposition": "outside", "textfont": {"size": 12, "color": var("in
 _WIDE, _NARROW = 0.75, 0.45
 """Thickness of outlines and solid bars as a part of the row; an outline that ends inside a thinner solid bar stays
 visible."""
-COLUMNS = ("run", "layers run", "largest predicted", "times the baseline")
+COLUMNS = ("layers run", "largest predicted", "times the baseline")
 
 
 def chart(entries: Sequence[Entry], room: Room | None) -> Chart:
     """Predicted layers against layers run. `room` on a device; only the number of layers differs from each run."""
     within = f" within {room.each}" if room else ""
     subtitle = f"Most layers that the worst rank holds{within}; outline = predicted, solid = run"
+    subtitle += rows_said(entries)
     source = "predicted from parameters, gradients, optimizer state and activations; no model of that size was run"
     if any(e.largest is not None and e.largest > MAX_LAYERS for e in entries):
         source += f"; a spec may have at most {count_text(MAX_LAYERS)} layers"
     base = next((e.largest for e in entries if e.baseline), None)
     table = [_row(entry, base) for entry in entries]
-    return Chart("capacity", title(entries, room), subtitle, source, figure(entries), COLUMNS, table)
+    columns = (run_column(entries), *COLUMNS)
+    return Chart("capacity", title(entries, room), subtitle, source, figure(entries), columns, table)
 
 
 def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
@@ -115,5 +117,5 @@ def _ran(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str, Any]:
 def _row(entry: Entry, base: int | None) -> list[str]:
     ran = str(entry.layers) if entry.done else ""
     if entry.largest is None:
-        return [entry.label, ran, "not known", ""]
-    return [entry.label, ran, count_text(entry.largest), ratio_text(entry.largest / base) if base else ""]
+        return [entry.name, ran, "not known", ""]
+    return [entry.name, ran, count_text(entry.largest), ratio_text(entry.largest / base) if base else ""]

@@ -158,13 +158,32 @@ class Entry:
 
 
 MAX_TICK = 28
-"""Characters of a row's label; of a longer one the middle is left out, as labels differ at their ends."""
+"""Characters of a row's label that is cut: its middle is left out, as labels differ at their ends."""
+WHOLE_TICK = 32
+"""Up to so many, a label stays whole: that it is cut costs the reader more than it gives the bars."""
 
 
 def ticks(entries: Sequence[Entry]) -> list[str]:
     """The rows' labels in a figure, as `row_labels`; the baseline is bold."""
-    texts = row_labels([entry.label for entry in entries])
+    texts = row_labels([entry.name for entry in entries])
     return [f"<b>{text}</b>" if entry.baseline else text for entry, text in zip(entries, texts, strict=True)]
+
+
+def named_by(entries: Sequence[Entry]) -> str:
+    """The fields by which the entries' short names are to be read; '' where all names are whole."""
+    return next((entry.fields for entry in entries if entry.fields), "")
+
+
+def rows_said(entries: Sequence[Entry]) -> str:
+    """What a subtitle adds about the labels of the rows."""
+    fields = named_by(entries)
+    return f"; rows: {fields}" if fields else ""
+
+
+def run_column(entries: Sequence[Entry]) -> str:
+    """The heading of the column with the entries' names."""
+    fields = named_by(entries)
+    return f"run: {fields}" if fields else "run"
 
 
 def row_labels(names: Sequence[str]) -> list[str]:
@@ -177,7 +196,7 @@ def row_labels(names: Sequence[str]) -> list[str]:
 
 
 def _cut(label: str) -> str:
-    if len(label) <= MAX_TICK:
+    if len(label) <= WHOLE_TICK:
         return label
     head = MAX_TICK // 2
     return f"{label[:head].rstrip()}…{label[head + 1 - MAX_TICK :].lstrip()}"

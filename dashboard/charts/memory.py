@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height, standing, ticks
+from dashboard.charts.chart import Chart, Entry, row_height, rows_said, run_column, standing, ticks
 from dashboard.charts.theme import var
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text
@@ -15,7 +15,7 @@ from parallel_core.observe.records import CATEGORIES
 MIB = 1 << 20
 FAR = 3.0
 """A limit beyond this many times the largest bar is only named in the subtitle: drawn, it would flatten every bar."""
-COLUMNS = ("run", *(CATEGORY_NAMES[c] for c in CATEGORIES), "measured", "on rank", "predicted")
+COLUMNS = (*(CATEGORY_NAMES[c] for c in CATEGORIES), "measured", "on rank", "predicted")
 
 
 def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None = None) -> Chart:
@@ -43,8 +43,9 @@ def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None =
         ),
     }
     subtitle = "Memory of the worst rank at its peak, MiB: solid measured by category, outline predicted"
-    subtitle += _said(limit, near)
-    return Chart("memory", title, subtitle, source, figure, COLUMNS, [_row(entry) for entry in entries])
+    subtitle += _said(limit, near) + rows_said(entries)
+    columns = (run_column(entries), *COLUMNS)
+    return Chart("memory", title, subtitle, source, figure, columns, [_row(entry) for entry in entries])
 
 
 def _said(limit: int | None, near: bool) -> str:
@@ -113,7 +114,7 @@ def _row(entry: Entry) -> list[str]:
     memory = entry.compared.memory if entry.compared else None
     expected = bytes_text(entry.predicted, zeros=True) if entry.predicted else ""
     if not memory:
-        return [entry.label, *("" for _ in CATEGORIES), entry.state or "not metered", "", expected]
+        return [entry.name, *("" for _ in CATEGORIES), entry.state or "not metered", "", expected]
     sizes = [bytes_text(memory.get(category, 0), zeros=True) for category in CATEGORIES]
     rank = "" if entry.worst_rank is None else str(entry.worst_rank)
-    return [entry.label, *sizes, bytes_text(sum(memory.values()), zeros=True), rank, expected]
+    return [entry.name, *sizes, bytes_text(sum(memory.values()), zeros=True), rank, expected]

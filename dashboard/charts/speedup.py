@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import MAX_TICK, Chart, Entry, row_height, row_labels, standing, ticks
+from dashboard.charts.chart import (
+    MAX_TICK,
+    Chart,
+    Entry,
+    row_height,
+    row_labels,
+    rows_said,
+    run_column,
+    standing,
+    ticks,
+)
 from dashboard.charts.theme import var
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.quantities import percent_text, plural_text, ratio_text
@@ -19,7 +29,7 @@ NARROW = 1.25
 GAP, WORD = 0.02, 0.15
 """As parts of the furthest mark: the space before a ratio in words, and the space that the ratio takes."""
 NONE_COMPARED = "No speed is compared here."
-COLUMNS = ("run", "speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
+COLUMNS = ("speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
 AT_PACE = "at the baseline's pace"
 """Name of the marks of `Entry.at_pace`, and of the table's last column where there are any."""
 
@@ -51,6 +61,7 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
         subtitle += f"; cross-hatched = disturbed, +{percent_text(said.others or 0)} = of one device used by others"
     elif noisy:
         subtitle += f"; cross-hatched = disturbed: {noisy[0].disturbed_by}"
+    subtitle += rows_said(entries)
     return Chart("speedup", title, subtitle, source, figure, *_table(entries))
 
 
@@ -58,9 +69,9 @@ def _table(entries: Sequence[Entry]) -> tuple[Sequence[str], list[list[str]]]:
     """Returns the columns and rows of the table."""
     rows = [_row(entry) for entry in entries]
     if not any(entry.at_pace for entry in entries):
-        return COLUMNS, rows
+        return (run_column(entries), *COLUMNS), rows
     corrected = [ratio_text(entry.at_pace) if entry.at_pace else "" for entry in entries]
-    return (*COLUMNS, AT_PACE), [[*row, last] for row, last in zip(rows, corrected, strict=True)]
+    return (run_column(entries), *COLUMNS, AT_PACE), [[*row, last] for row, last in zip(rows, corrected, strict=True)]
 
 
 def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
@@ -209,7 +220,7 @@ def _room(entries: Sequence[Entry]) -> float:
         return 1.7
     if not any(entry.speed and entry.disturbed for entry in entries):
         return 1.22
-    return 1.65 if max(map(len, row_labels([entry.label for entry in entries]))) > MAX_TICK else 1.45
+    return 1.65 if max(map(len, row_labels([entry.name for entry in entries]))) > MAX_TICK else 1.45
 
 
 def _words_of(entry: Entry, narrow: bool = False) -> str:
@@ -232,11 +243,11 @@ def _short(status: str) -> str:
 def _row(entry: Entry) -> list[str]:
     speed = entry.speed
     if speed is None:
-        return [entry.label, entry.status or "not measured", *[""] * (len(COLUMNS) - 2)]
+        return [entry.name, entry.status or "not measured", *[""] * (len(COLUMNS) - 1)]
     noise = " (within noise)" if speed.within_noise and not entry.baseline else ""
     whiskers = f"{ratio_text(speed.low)} to {ratio_text(speed.high)}"
     return [
-        entry.label,
+        entry.name,
         ratio_text(speed.ratio) + noise,
         plural_text(speed.n, "timed step") if speed.few else whiskers,
         ratio_text(entry.ideal) if entry.ideal else "",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, pairs, row_labels
+from dashboard.charts.chart import Chart, Entry, named_by, pairs, row_labels, run_column
 from dashboard.charts.labels import CHARACTER, GAP, legible, placed
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.pareto import pareto_front
@@ -49,16 +49,18 @@ def chart(entries: Sequence[Entry], source: str) -> Chart:
     subtitle = (
         f"Step time against worst-rank memory{scaling}; arrow: plain to recomputation; line: no run beats these in both"
     )
+    subtitle += f"; names: {fields}" if (fields := named_by(entries)) else ""
     rows = [
         [
-            e.label,
+            e.name,
             seconds_text(ms / 1e3, zeros=True),
             bytes_text(mib * MIB, zeros=True),
             "yes" if any(e is b for b, _, _ in best) else "",
         ]
         for e, ms, mib in points
     ]
-    return Chart("tradeoff", _title(points, best), subtitle, source, figure, ("run", step, *COLUMNS), rows)
+    columns = (run_column(entries), step, *COLUMNS)
+    return Chart("tradeoff", _title(points, best), subtitle, source, figure, columns, rows)
 
 
 def _scaling(entries: Sequence[Entry]) -> tuple[str, str]:
@@ -124,7 +126,7 @@ def _arrows(points: Sequence[Point]) -> dict[str, Any]:
 
 def _dots(points: Sequence[Point]) -> dict[str, Any]:
     colours = [line_of(e.family) for e, _, _ in points]
-    names = row_labels([e.label for e, _, _ in points])
+    names = row_labels([e.name for e, _, _ in points])
     return {
         "type": "scatter",
         "mode": "markers+text",
@@ -157,7 +159,7 @@ def _texts(spots: list[tuple[float, float, str]], width: float) -> dict[str, lis
 def _widest(points: Sequence[Point]) -> float:
     """End of the ms axis: on a wide screen, every name has room to the right of its point."""
     greatest = max((ms for _, ms, _ in points), default=1) or 1.0
-    ends = (ms * WIDTH / max(1.0, WIDTH - GAP - CHARACTER * len(entry.label)) for entry, ms, _ in points)
+    ends = (ms * WIDTH / max(1.0, WIDTH - GAP - CHARACTER * len(entry.name)) for entry, ms, _ in points)
     return min(MOST_ROOM * greatest, max([ROOM * greatest, *ends]))
 
 
@@ -179,7 +181,7 @@ def _labels(points: Sequence[Point]) -> list[str]:
     """Names on a phone: of points close together, the first has its name and the number of the others, the rest have
     none."""
     width, height = max((p[1] for p in points), default=1) or 1, max((p[2] for p in points), default=1) or 1
-    out, labels = [""] * len(points), row_labels([entry.label for entry, _, _ in points])
+    out, labels = [""] * len(points), row_labels([entry.name for entry, _, _ in points])
     anchors: list[tuple[int, list[str]]] = []
     for i, (_, x, y) in enumerate(points):
         near = next(

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run
-from dashboard.studies import columns, few_rows
+from dashboard.studies import columns, few_rows, figures
 from dashboard.studies.models import Study
 from dashboard.studies.names import in_order, shortened
 from dashboard.studies.selectors import overview
@@ -100,6 +100,21 @@ def test_the_fields_of_a_sweep_are_said_once(reader: Client, alice: Any, redis_u
     assert [re.sub("<.*?>", "", name) for name in names(page)] == ["5e-4, 16", "2e-3, 16", "1e-2, 16", "Another"]
     assert page.count('title="Learning rate = 5e-4, Global batch = 16"') == 1
     assert page.count('<span class="small sub">Learning rate, Global batch</span>') == 1
+
+
+def test_charts_say_the_fields_of_a_sweep_once(alice: Any, redis_url: str) -> None:
+    made = Study.objects.create(name="Rates", owner=alice, kind="sweep", base=factory.BASE)
+    for i, rate in enumerate(("5e-4", "1e-2", "2e-3")):
+        factory.finished(alice, study=made, position=i, name=f"Learning rate = {rate}")
+    view = overview(made.runs.all())
+    charts = figures.of_overview(view)
+    for key, chart in charts.items():
+        assert chart.columns[0] == "run: Learning rate", key
+        assert sorted(row[0] for row in chart.rows) == ["1e-2", "2e-3", "5e-4"], key
+        assert chart.subtitle.endswith(f"; {'names' if key == 'tradeoff' else 'rows'}: Learning rate"), key
+        assert "Learning rate" not in str(chart.figure["layout"]), key
+    assert charts["speedup"].figure["layout"]["yaxis"]["ticktext"] == ["<b>5e-4</b>", "1e-2", "2e-3"]
+    assert all(row.entry.label.startswith("Learning rate = ") for row in view.rows), "sentences name it whole"
 
 
 def test_short_names() -> None:

@@ -123,7 +123,7 @@ def test_tile_study_table_and_csv(alice: Any, client: Client) -> None:
     median = step_tile(run)
     assert median.value == seconds_text(run.step_time) and f"{median.value} a step" in verdict(run).sentence
     page = client.get(reverse("studies:page", args=[study.pk])).content.decode()
-    assert ">MFU</th>" in page
+    assert ">MFU</a></th>" in page
     text = client.get(reverse("studies:csv", args=[study.pk])).content.decode()
     rows = list(csv.DictReader(io.StringIO(text)))
     assert all(float(row[name]) > 0 for row in rows for name in METERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dashboard.charts import gantt, tradeoff, waterfall
-from dashboard.charts.chart import MAX_TICK, Entry, ticks
+from dashboard.charts.chart import MAX_TICK, WHOLE_TICK, Entry, ticks
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
@@ -27,8 +27,11 @@ def test_labels_that_would_be_cut_to_the_same_are_whole() -> None:
     assert ticks([Entry(one), Entry(other), short]) == [one, other, "<b>DP &lt;2&gt;</b>"]
 
 
-def test_a_label_of_just_the_length_is_whole() -> None:
-    assert len(LONG) == MAX_TICK and ticks([Entry(LONG)]) == [LONG]
+def test_a_label_is_cut_only_where_that_saves_more_than_a_few_characters() -> None:
+    whole = f"{LONG}, m2"
+    assert len(whole) == WHOLE_TICK > MAX_TICK and ticks([Entry(whole)]) == [whole]
+    (cut,) = ticks([Entry(f"{whole}4")])
+    assert len(cut) == MAX_TICK and "…" in cut
 
 
 def test_a_name_without_an_end_leaves_room_for_what_is_drawn() -> None:
