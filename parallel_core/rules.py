@@ -17,9 +17,6 @@ UNKNOWN = "extra_forbidden"
 """pydantic's type of the error that a field does not exist."""
 Say = Callable[[Mapping[str, Any], tuple[Any, ...]], tuple[str, str]]
 """Makes (dotted field, message) of one of pydantic's errors and its location."""
-
-_LONG = 1e15
-"""Bounds from here on are written with an exponent."""
 MAX_VALUES_NAMED = 6
 """The most values of a field that a message proposes."""
 
@@ -198,6 +195,5 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
 
 
 def _bound_text(bound: str, words: str, got: str, ctx: dict[str, Any]) -> str:
-    limit = ctx[bound]
     given = got.replace("'", "")  # the number may have been given as text
-    return f"Must be {words} {bound_text(limit) if abs(limit) < _LONG else limit}{given}."
+    return f"Must be {words} {bound_text(ctx[bound])}{given}."

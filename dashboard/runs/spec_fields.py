@@ -22,6 +22,7 @@ from dashboard.runs.corpus_select import CorpusSelect
 from dashboard.runs.entry import Entry, html_name
 from dashboard.runs.spec_groups import GROUPS
 from parallel_core import limits
+from parallel_core.analysis.quantities import bound_text
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
@@ -60,7 +61,7 @@ def bounds(info: FieldInfo) -> str:
         return ""
     strict = "above " if any(isinstance(m, Gt) for m in rules) else ""
     below = "below " if any(isinstance(m, Lt) for m in rules) else ""
-    return f"{strict}{low:,} to {below}{high:,}".replace(",", "\N{NO-BREAK SPACE}")
+    return f"{strict}{bound_text(typing.cast(Any, low))} to {below}{bound_text(typing.cast(Any, high))}"
 
 
 def _rules(info: FieldInfo) -> list[Any]:

@@ -96,7 +96,13 @@ def large_text(count: int) -> str:
 
 
 def bound_text(value: float) -> str:
-    """A limit in full precision, a whole one with its thousands separated: what a message names is itself allowed."""
+    """A limit in full precision, a whole one with its thousands separated: what a message names is itself allowed. A
+    large power of two or ten as `2^100`: rounded digits could be above it."""
+    if value >= _EXACT:
+        powers = ((base, round(math.log(value, base))) for base in (10, 2))
+        for base, exponent in powers:
+            if float(base**exponent) == value:
+                return f"{base}^{exponent}"
     whole = isinstance(value, int) or (value.is_integer() and abs(value) < _EXACT)
     return count_text(int(value)) if whole else significant(value, 12)
 

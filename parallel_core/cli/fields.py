@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from parallel_core.analysis.quantities import bound_text
 from parallel_core.cli.common import CommandError, Subparsers
 from parallel_core.faults import KINDS as FAULTS
 from parallel_core.field_names import sections
@@ -85,8 +86,13 @@ def _values(about: dict[str, Any], schema: dict[str, Any]) -> str:
 
 def _bounds(about: dict[str, Any]) -> list[str]:
     if {"minimum", "maximum"} <= about.keys():
-        return [f"{about['minimum']:.12g} to {about['maximum']:.12g}"]
-    return [f"{words} {about[word]:.12g}" for word, words in _BOUNDS.items() if word in about]
+        return [f"{_end(about['minimum'])} to {_end(about['maximum'])}"]
+    return [f"{words} {_end(about[word])}" for word, words in _BOUNDS.items() if word in about]
+
+
+def _end(bound: float) -> str:
+    """A bound as it is typed: its thousands are not separated."""
+    return bound_text(bound).replace("\N{NO-BREAK SPACE}", "")
 
 
 def _plain(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from datetime import timedelta
 
 import pytest
@@ -27,6 +28,14 @@ def test_a_preset_has_as_many_parameters_as_it_says(preset: Preset) -> None:
 def test_a_field_says_no_bounds_in_another_unit_than_its_own() -> None:
     cap = form_field(ENTRIES["trace.memory_cap"])
     assert cap.help_text == "empty: the device's own limit", "the spec's bounds are bytes, and MiB are typed"
+
+
+def test_bounds_are_written_without_exponents_and_needless_decimals() -> None:
+    assert form_field(ENTRIES["train.loss_scale"]).help_text == "1 to 2^100"
+    assert form_field(ENTRIES["inject.high_lr.factor"]).help_text.endswith("above 1 to 10^30")
+    hints = [str(form_field(entry).help_text) for entry in ENTRIES.values()]
+    assert "1 to 1 000 000 000" in [hint.replace("\N{NO-BREAK SPACE}", " ") for hint in hints], "RoPE's base"
+    assert not [hint for hint in hints if re.search(r"e\+|\d\.0\b|\d{5}", hint)]
 
 
 def test_a_hint_names_no_field_that_only_another_form_has(member: Client) -> None:

@@ -36,6 +36,7 @@ def test_every_field_has_a_line_with_its_meaning(capsys: pytest.CaptureFixture[s
     ("name", "words"),
     [
         ("train.lr", "number, above 0, at most 100. Learning rate; its peak"),
+        ("train.loss_scale", "number, 1 to 2^100."),
         ("train.beta1", "number, at least 0, below 1."),
         ("parallel.zero", "whole number, 0 to 3."),
         ("parallel.cuts", "null  null or list, at most 1026, of whole number, at least 1."),
