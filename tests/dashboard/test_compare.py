@@ -35,6 +35,11 @@ def test_a_run_without_a_pipeline_has_no_schedule() -> None:
     assert ("parallel.schedule", ["none", "1F1B"]) in [(d.field, d.values) for d in found]
 
 
+def test_what_is_broken_on_purpose_is_a_difference() -> None:
+    found, _ = differences([spec(inject=[{"kind": "straggler", "rank": 0, "factor": 3.0}]), spec()])
+    assert [(d.words, d.values) for d in found] == [("Broken on purpose", ["straggler:rank=0,factor=3", "none"])]
+
+
 def test_a_memory_cap_is_in_the_unit_of_its_label() -> None:
     found, _ = differences([spec(trace={"memory_cap": 96 * 2**20}), spec()])
     assert [(d.words, d.values) for d in found] == [("Memory cap, MiB a rank", ["96", "none"])]

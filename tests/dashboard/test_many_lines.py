@@ -55,6 +55,7 @@ def test_lines_are_grey_only_where_hues_and_patterns_do_not_tell_them_apart(
 ) -> None:
     made = loss.chart(curves(count, ("single", "dp")[:families]), "t", "s")
     assert sum(line.get("showlegend") is False for line in made.figure["data"]) == grey
+    assert "the baseline" not in made.subtitle, "none of these is one"
 
 
 def test_every_line_says_which_run_it_is_of_so_that_it_can_be_marked() -> None:

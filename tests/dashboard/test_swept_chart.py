@@ -110,6 +110,15 @@ def test_the_page_of_a_sweep_begins_with_its_chart_of_losses(member: Client, ali
     assert text.index('id="chart-swept"') < text.index('id="chart-loss"')
 
 
+def test_a_run_without_a_loss_says_why(alice: Any) -> None:
+    study = sweep(alice, Swept("train.lr", ["1", "2", "3", "4", "5"]), [2.0, 1.0, 3.0, None, None])
+    ended = {3: State.FAILED, 4: State.SUCCEEDED}
+    for run in study.runs.filter(position__in=ended):
+        Run.objects.filter(pk=run.pk).update(state=ended[run.position], step=9, loss=None)
+    chart = swept.of_overview(study.kind, overview(study.runs.all(), ranked=True))["swept"]
+    assert sorted((row[0], row[2]) for row in chart.rows[3:]) == [("4", "failed"), ("5", "not finite")]
+
+
 def test_where_all_train_the_same_the_time_of_a_step_is_held_against_the_field(alice: Any) -> None:
     study = sweep(alice, Swept("parallel.micro_batches", ["1", "2", "4"]), [0.3, 0.1, 0.2])
     chart = swept.of_overview(study.kind, overview(study.runs.all(), ranked=True))["swept"]
