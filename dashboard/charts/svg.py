@@ -1,8 +1,8 @@
 """Draws a figure as SVG, without scripts: for reports.
 
 The figures of this package use a small part of Plotly's language: horizontal bars, lines, areas, markers and text on
-linear axes of numbers. That part is drawn here, in the colours of the light theme, for paper. Of a figure with anything
-else (see `_can_draw`) `drawn` returns '', and the report shows only the numbers.
+linear axes of numbers, and heat maps of two colours. That part is drawn here, in the colours of the light theme, for
+paper. Of a figure with anything else (see `_can_draw`) `drawn` returns '', and the report shows only the numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from dashboard.charts.theme import Figure
 WIDTH, HALF = 800, 400
 """Pixels: width of a picture as wide as the page, and of one of two next to each other."""
 LEGEND_ROW = 20
+TITLE = 20
+"""Pixels for the title of a vertical axis."""
 YS = ("y", "y2")
 """Vertical axes that a figure may have."""
 STYLESHEET = Path(__file__).resolve().parent.parent / "static" / "css" / "trainyard.css"
@@ -46,7 +48,7 @@ def drawn(figure: Figure, width: int = WIDTH) -> SafeString:
     names = _legend(data)
     head = _head(names, plot)
     parts = [
-        *_axes(plot, figure["layout"]),
+        *_axes(plot, figure["layout"], _titled(data)),
         *(part for trace in data for part in svg_traces.DRAW[trace["type"]](trace, plot)),
     ]
     height = plot.height + head.height
@@ -64,6 +66,8 @@ def _can_draw(figure: Figure) -> bool:
 
 def _is_known(trace: dict[str, Any]) -> bool:
     if trace["type"] not in svg_traces.DRAW or trace.get("yaxis", "y") not in YS:
+        return False
+    if trace["type"] == "heatmap" and len(trace.get("colorscale", ())) != 2:
         return False
     if trace["type"] == "bar" and trace.get("orientation") != "h":
         return False
@@ -87,7 +91,9 @@ def _plot(layout: dict[str, Any], data: list[dict[str, Any]], width: int) -> Plo
         (CHARACTER * len(unmarked(line)) for tick in _y_words(layout, data) for line in tick.split("<br>")),
         default=0,
     )
-    top, height = 8, int(layout["height"]) - max(0, int(layout["margin"]["t"]) - 8)
+    left += TITLE if _titled(data) else 0
+    top = int(layout["margin"]["t"]) if _above(layout) else 8
+    height = int(layout["height"]) + min(0, top - int(layout["margin"]["t"]))
     floor = height - 44
     stacked = layout.get("barmode") == "stack"
     x = _axis(layout.get("xaxis", {}), _reach(data, "x", stacked), left, width - 24)
@@ -100,6 +106,16 @@ def _plot(layout: dict[str, Any], data: list[dict[str, Any]], width: int) -> Plo
             ends = floor - low * (floor - top), floor - high * (floor - top)
             ys[name] = _axis(given, _reach(own, "y", any("stackgroup" in trace for trace in own)), *ends)
     return Plot(x, ys, left, width - 24, top, floor, height, float(layout.get("bargap", 0.2)), stacked, len(data))
+
+
+def _titled(data: list[dict[str, Any]]) -> bool:
+    """Whether the vertical axis has its title: where rows are values of a field, which nothing else names."""
+    return any(trace["type"] == "heatmap" for trace in data)
+
+
+def _above(layout: dict[str, Any]) -> list[dict[str, Any]]:
+    """The annotations above the drawing area, each at a value of the horizontal axis."""
+    return [note for note in layout.get("annotations", ()) if note.get("yref") == "paper" and note["y"] > 1]
 
 
 def _y_words(layout: dict[str, Any], data: list[dict[str, Any]]) -> list[str]:
@@ -151,16 +167,13 @@ def number(value: float) -> str:
     return f"{value:g}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
-def _axes(plot: Plot, layout: dict[str, Any]) -> list[str]:
-    """The grid, ticks and axis titles as SVG elements."""
-    given, out = layout.get("xaxis", {}), []
-    for value in given.get("tickvals") or nice(plot.x.low, plot.x.high):
-        at = plot.x(value)
-        out.append(f'<path d="M{at:.1f} {plot.top}V{plot.floor}" stroke="var(--grid)"/>')
-        words = f"{number(value)}{given.get('ticksuffix', '')}"
-        out.append(text(at, plot.floor + 16, words, "middle", "ink-2"))
-    title = str(given.get("title", {}).get("text", ""))
-    out.append(text((plot.left + plot.right) / 2, plot.floor + 36, title, "middle", "ink-2"))
+def _axes(plot: Plot, layout: dict[str, Any], titled: bool) -> list[str]:
+    """The grid, ticks and axis titles as SVG elements; the vertical axis has its title if `titled`."""
+    out = [*_below(plot, layout.get("xaxis", {})), *_notes(plot, layout)]
+    if titled:
+        words = str(layout["yaxis"]["title"]["text"])
+        made = text(0, 0, words, "middle", "ink-2", safe=True)
+        out.append(f'<g transform="translate(12 {(plot.top + plot.floor) / 2:.1f}) rotate(-90)">{made}</g>')
     for name, axis in plot.ys.items():
         own = layout.get("yaxis" if name == "y" else "yaxis2", {})
         if own.get("ticktext"):
@@ -171,6 +184,28 @@ def _axes(plot: Plot, layout: dict[str, Any]) -> list[str]:
             at = axis(value)
             out.append(f'<path d="M{plot.left:.1f} {at:.1f}H{plot.right}" stroke="var(--grid)"/>')
             out.append(text(plot.left - 8, at + 4, number(value), "end", "ink-2"))
+    return out
+
+
+def _below(plot: Plot, given: dict[str, Any]) -> list[str]:
+    """The grid lines, ticks and title of the horizontal axis; words of `ticktext` are escaped already."""
+    values, named, out = given.get("tickvals") or nice(plot.x.low, plot.x.high), given.get("ticktext"), []
+    for i, value in enumerate(values):
+        at = plot.x(value)
+        out.append(f'<path d="M{at:.1f} {plot.top}V{plot.floor}" stroke="var(--grid)"/>')
+        words = str(named[i]) if named else f"{number(value)}{given.get('ticksuffix', '')}"
+        out.append(text(at, plot.floor + 16, words, "middle", "ink-2", safe=bool(named)))
+    title = str(given.get("title", {}).get("text", ""))
+    out.append(text((plot.left + plot.right) / 2, plot.floor + 36, title, "middle", "ink-2", safe=bool(named)))
+    return out
+
+
+def _notes(plot: Plot, layout: dict[str, Any]) -> list[str]:
+    """The annotations above the drawing area, the last line of each just above it."""
+    out = []
+    for note in _above(layout):
+        for i, line in enumerate(reversed(str(note["text"]).split("<br>"))):
+            out.append(text(plot.x(note["x"]), plot.top - 6 - 15 * i, line, "middle", "ink-2", safe=True))
     return out
 
 

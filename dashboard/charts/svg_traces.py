@@ -1,4 +1,4 @@
-"""Draws the traces of a figure as SVG elements: bars, lines with areas, markers and text."""
+"""Draws the traces of a figure as SVG elements: bars, lines with areas, markers, text, and cells of heat maps."""
 
 from __future__ import annotations
 
@@ -142,6 +142,23 @@ def scatter(trace: dict[str, Any], plot: Plot) -> list[str]:
     return out
 
 
+def cells(trace: dict[str, Any], plot: Plot) -> list[str]:
+    """The cells of a heat map with their texts: of two colours, the first over the second, the more of it the less the
+    value. A cell without a value has its text alone."""
+    (_, best), (_, worst) = trace["colorscale"]
+    low, span, axis, out = trace["zmin"], trace["zmax"] - trace["zmin"], plot.y(trace), []
+    wide, tall = abs(plot.x(1) - plot.x(0)) - trace.get("xgap", 0), abs(axis(1) - axis(0)) - trace.get("ygap", 0)
+    for y, values, words in zip(trace["y"], trace["z"], trace["text"], strict=True):
+        for x, value, word in zip(trace["x"], values, words, strict=True):
+            rect = f'x="{plot.x(x) - wide / 2:.1f}" y="{axis(y) - tall / 2:.1f}" width="{wide:.1f}" height="{tall:.1f}"'
+            if value is not None:
+                share = 1 - min(max((value - low) / span, 0.0), 1.0)
+                out.append(f'<rect {rect} fill="{worst}"/><rect {rect} fill="{best}" fill-opacity="{share:.2f}"/>')
+            if "texttemplate" in trace:
+                out.append(text(plot.x(x), axis(y) + 4, word, "middle", "ink", size=11, safe=True))
+    return out
+
+
 def _path(points: Sequence[tuple[float, float] | None]) -> str:
     parts, pen = [], "M"
     for point in points:
@@ -220,4 +237,4 @@ def _edge(trace: dict[str, Any], i: int) -> str:
     return f' stroke="{each(line.get("color"), i)}" stroke-width="{line["width"]}"'
 
 
-DRAW: dict[str, Callable[[dict[str, Any], Plot], list[str]]] = {"bar": bars, "scatter": scatter}
+DRAW: dict[str, Callable[[dict[str, Any], Plot], list[str]]] = {"bar": bars, "scatter": scatter, "heatmap": cells}

@@ -132,6 +132,8 @@ def _heat_map(fields: Sequence[Field], tried: Sequence[Tried], best: Tried, quan
     least, middle = known[0], known[len(known) // 2]
     trace = {
         "type": "heatmap",
+        "x": list(range(len(fields[across].values))),
+        "y": list(range(len(fields[down].values))),
         "z": [[means.get(place) for place in row] for row in places],
         "text": [[_cell(cells.get(place, ()), means.get(place), quantity) for place in row] for row in places],
         "customdata": [[_hover(place, fields, (down, across), cells, means, quantity) for place in r] for r in places],

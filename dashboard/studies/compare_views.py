@@ -23,7 +23,7 @@ from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import columns, compare, few_rows, figures, held_out
+from dashboard.studies import by_loss, columns, compare, few_rows, figures, held_out, swept
 from dashboard.studies.overviews import Overview, Row
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import scaling
@@ -179,7 +179,7 @@ def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
     like = view.like_for_like
     if len(like.rows) < len(rows) and not compare.held(rows[1:]):
         made |= {"speedup": None, "tradeoff": None}
-    made |= {"loss": _losses(view, rows), **held_out.chart(view)}
+    made |= {"loss": _losses(view, rows), **held_out.chart(view), **_swept(view)}
     if len(rows) <= MAX_DRAWN:
         made["steps"] = figures.steps(view)
     if view.side_by_side:
@@ -187,6 +187,12 @@ def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
     elif len(rows) == len(like.rows) == 2:
         made["waterfall"] = figures.difference(rows[0], rows[1])
     return made
+
+
+def _swept(view: Overview) -> dict[str, Chart]:
+    """What the values of a few fields reached, as on a study's page: the losses, where these runs train differently."""
+    specs = {row.run.pk: row.spec for row in view.rows}
+    return swept.of_overview("listed", replace(view, ranking=by_loss.ranking([row.run for row in view.rows], specs)))
 
 
 def _losses(view: Overview, rows: list[Row]) -> Chart:

@@ -49,6 +49,19 @@ def few_of(request: HttpRequest, view: Overview, said: Iterable[str]) -> Few:
     return Few(view, replace(view, rows=rows))
 
 
+def listed(chart: Chart, few: Few) -> Chart:
+    """The chart with the numbers of the rows that are shown alone, for a page without folded tables. Of a chart whose
+    rows are no runs, all."""
+    at = next((i for i, name in enumerate(chart.columns) if name == "run" or name.startswith("run: ")), None)
+    if at is None or not few.hidden:
+        return chart
+    names = {name for row in few.shown.rows for name in (row.entry.label, row.entry.marked, row.entry.name)}
+    rows = [row for row in chart.rows if row[at] in names]
+    if len(rows) == len(chart.rows):
+        return chart
+    return replace(chart, rows=rows, source=f"{chart.source}; {len(rows)} of {len(chart.rows)} runs listed")
+
+
 def cut(charts: Mapping[str, Chart | None], alike: Overview, few: Few) -> dict[str, Any]:
     """The charts of `alike` (all rows, or those of a kind) with the figures of the rows that are shown: titles and
     numbers stay those of all. None stays None."""

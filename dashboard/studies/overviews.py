@@ -87,11 +87,6 @@ class Overview:
         return [row for _, row in sorted(timed, key=itemgetter(0))]
 
     @cached_property
-    def evaluated(self) -> bool:
-        """Whether any run evaluates a held-out loss."""
-        return any(row.spec.train.held_out for row in self.rows)
-
-    @cached_property
     def fields(self) -> str:
         """The fields that short names of the runs leave out; '' where all names are whole."""
         return next((row.entry.fields for row in self.rows if row.entry.fields), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,6 +19,8 @@ from dashboard.numbers import numbers
 from dashboard.studies import (
     answer_cache,
     answers,
+    columns,
+    few_rows,
     figures,
     findings,
     held_out,
@@ -26,6 +29,7 @@ from dashboard.studies import (
     report_answers,
     scaling,
     streams,
+    swept,
 )
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import Overview, Row
@@ -50,13 +54,13 @@ SHARES = {
 def report(request: HttpRequest, pk: int) -> HttpResponse:
     """Method, table of strategies, written answers, and each chart with its sentence and numbers.
 
-    `?baseline=`, `?show=` and `?target=` are as on the study's page; `?download=1` makes it a file to save.
+    `?baseline=`, `?show=`, `?target=` and `?rows=` are as on the study's page; `?download=1` makes it a file to save.
     """
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     if study.kind in OWN_PAGES:
         return redirect("studies:page", pk)  # its page has everything in one table
     download = bool(request.GET.get("download"))
-    asked = [request.GET.get(name, "") for name in ("baseline", "show", "target")]
+    asked = [request.GET.get(name, "") for name in ("baseline", "show", "target", "rows")]
     content = answer_cache.of_ended(
         study, ["report", request.build_absolute_uri("/"), *asked], lambda: _content(request, study)
     )
@@ -73,13 +77,15 @@ def _content(request: HttpRequest, study: Study) -> dict[str, Any]:
     stream_charts, stream_answers = streams.of_overview(view, target(request))
     said, chosen = _said(study, view), _chosen(request, view)
     verdict = streams.verdict(study.kind, said["verdict"], view, stream_charts)
+    here = request.build_absolute_uri(request.path)
     context = {
         **said,
+        **_listed(request, study, view, verdict, streams.below(verdict, stream_charts)),
         "verdict": verdict,
         "answers": [*said["answers"], *stream_answers],
         "judgement": findings.of_overview(view),
         "postmortem": postmortem.of_study(study, view),
-        "charts": [*_charts(request, study, view), *streams.below(verdict, stream_charts).values()],
+        "every": f"{here}?{urlencode({**chosen, 'rows': 'all'})}",
         "origin": request.build_absolute_uri("/").removesuffix("/"),
         "address": request.build_absolute_uri(f"/studies/{study.pk}/?{urlencode(chosen)}".rstrip("?")),
     }
@@ -88,6 +94,23 @@ def _content(request: HttpRequest, study: Study) -> dict[str, Any]:
         "equal": context["equal"],
         "address": context["address"],
         "to_keep": f"?{urlencode({'download': 1, **chosen})}",
+    }
+
+
+def _listed(
+    request: HttpRequest, study: Study, view: Overview, verdict: Sequence[str], last: Mapping[str, Chart]
+) -> dict[str, Any]:
+    """The table and the charts, of many runs with the first and those that are named: see `few_rows`. `last` = charts
+    after all others."""
+    alike = scaling.like_for_like(study.kind, view)
+    made = figures.of_overview(alike)
+    few = few_rows.few_of(request, view, [*verdict, *(chart.title for chart in made.values())])
+    charts = [*_charts(request, study, view, few_rows.cut(made, alike, few)), *last.values()]
+    return {
+        "few": few,
+        "shown": {column.key: True for column in columns.with_values(view.rows)},
+        "table": [(row, shares(row)) for row in few.shown.rows],
+        "charts": [few_rows.listed(chart, few) for chart in charts],
     }
 
 
@@ -102,16 +125,17 @@ def _said(study: Study, view: Overview) -> dict[str, Any]:
         "equal": held_equal([row.spec for row in view.rows], max((row.run.devices for row in view.rows), default=0)),
         "method": method.of_overview(view, steps.values()),
         "shares": SHARES,
-        "table": [(row, shares(row)) for row in view.rows],
         "written": report_answers.of_overview(alike, steps),
         "answers": answers.of_overview(alike),
     }
 
 
-def _charts(request: HttpRequest, study: Study, view: Overview) -> list[Chart]:
+def _charts(request: HttpRequest, study: Study, view: Overview, made: Mapping[str, Chart]) -> list[Chart]:
+    """All charts in their order; `made` = those of the overview."""
     return [
+        *swept.of_overview(study.kind, view).values(),
         *scaling.of_overview(study, view).values(),
-        *figures.of_overview(scaling.like_for_like(study.kind, view)).values(),
+        *made.values(),
         figures.gantts(figures.default_gantts(view, numbers(request.GET.get("show", "")))),
         figures.losses(view),
         *held_out.chart(view).values(),
@@ -122,7 +146,7 @@ def _chosen(request: HttpRequest, view: Overview) -> dict[str, str]:
     """The parameters that determine what the report says, for addresses of the same: its baseline, and what was asked
     for."""
     baseline = {"baseline": str(view.baseline.run.pk)} if view.baseline else {}
-    return baseline | {name: asked for name in ("show", "target") if (asked := request.GET.get(name))}
+    return baseline | {name: asked for name in ("show", "target", "rows") if (asked := request.GET.get(name))}
 
 
 def shares(row: Row) -> list[str]:

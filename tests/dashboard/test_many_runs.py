@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -56,6 +57,25 @@ def test_a_study_of_many_runs_begins_with_a_few_and_shows_all_on_demand(member: 
     assert every.content.decode().count("<tr data-run=") == MANY and ">Show a few</a>" in every.content.decode()
     assert not every.context["few"].hidden
     assert "drawn" not in every.context["charts"]["speedup"].source
+
+
+def test_a_report_of_many_runs_lists_a_few_and_all_on_demand(member: Client, alice: Any) -> None:
+    study = queue(alice, MANY, done=1)
+    Study.objects.filter(pk=study.pk).update(baseline=study.runs.get(position=MANY - 2))
+
+    def rows(query: str) -> tuple[list[int], str]:
+        """Rows of each table with one for each run, and the text."""
+        text = member.get(f"/studies/{study.pk}/report/{query}").content.decode()
+        return [table.count("<tr><th") - 1 for table in re.findall("<table>.*?</table>", text, re.S)], text
+
+    few, text = rows("")
+    assert set(few) <= {*range(2), few_rows.FIRST + 1} and few.count(few_rows.FIRST + 1) == 5
+    assert f"{few_rows.FIRST + 1} of {MANY} runs are listed" in text and f"/studies/{study.pk}/table.csv" in text
+    assert f"/report/?baseline={study.runs.get(position=MANY - 2).pk}&amp;rows=all" in text
+    every, text = rows("?rows=all")
+    assert every.count(MANY) == 5 and "runs are listed" not in text
+    kept = member.get(f"/studies/{study.pk}/report/?rows=all&download=1").content.decode()
+    assert f"/studies/{study.pk}/?baseline=" in kept and "rows=all" in kept
 
 
 def test_a_study_of_not_so_many_runs_shows_all_and_offers_nothing(member: Client, alice: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -47,6 +48,23 @@ def test_two_fields_are_a_heat_map_with_what_each_pair_reached_and_the_best_fram
     assert made.rows[0] == ["0.2", "4", "run 1", "1.00"] and made.rows[-1] == ["0.3", "4", "run 2", "failed"]
 
 
+def test_a_report_has_the_pictures_of_all_of_them() -> None:
+    crossed = str(charts.chart([RATE, BATCH], CROSSED, LOSS, "s").picture)
+    cells = re.findall(r'<rect [^>]*fill="[^"]*" fill-opacity="([\d.]+)"/>', crossed)
+    assert cells == ["0.00", "0.00", "1.00", "0.75", "0.50"], "the least has all of the colour, one that failed none"
+    words = re.findall(r"<text[^>]*>(.*?)</text>", crossed)
+    assert {"failed", "1.00", "Rate", "Batch", "4", "0.3"} <= set(words)
+    one = str(charts.chart([RATE], tried(((0,), 3.0), ((1,), 1.0), ((2,), 2.0)), LOSS, "s").picture)
+    assert all(f">{word}</text>" in one for word in ("0.1", "0.2", "0.3", "Rate")), "values, not their places"
+    three = charts.chart([RATE, BATCH, Field("So & so", ["a", "<b>"])], _of_three(), LOSS, "s").picture
+    words = re.findall(r"<text[^>]*>(.*?)</text>", str(three))
+    assert {"Rate", "Batch", "&amp;", "&lt;b&gt;"} <= set(words), words
+
+
+def _of_three() -> list[Tried]:
+    return [*[Tried(run.label, (*run.places, 0), run.value) for run in CROSSED], Tried("x", (0, 0, 1), 3.5)]
+
+
 def test_runs_of_the_same_values_share_a_cell() -> None:
     cells = charts.chart([RATE, BATCH], tried(((0, 0), 1.0), ((0, 0), 3.0)), LOSS, "s").figure["data"][0]
     assert cells["z"][0][0] == 2.0 and cells["customdata"][0][0].endswith(": 2.00, mean of 2 runs")
@@ -57,7 +75,7 @@ def test_one_field_is_a_line_and_three_are_side_by_side_each_through_its_best() 
     one = charts.chart([RATE], tried(((0,), 3.0), ((1,), 1.0), ((2,), 2.0)), LOSS, "s")
     assert one.figure["data"][1]["y"] == [3.0, 1.0, 2.0, None]
     assert one.title == "Lowest final loss: 1.00, with Rate 0.2. The worst value gives 3.0 times as much."
-    three = [*[Tried(run.label, (*run.places, 0), run.value) for run in CROSSED], Tried("x", (0, 0, 1), 3.5)]
+    three = _of_three()
     made = charts.chart([RATE, BATCH, Field("Decay", ["0", "1"])], three, LOSS, "s")
     dots, line = made.figure["data"]
     assert line["x"] == [0, 1, 2, None, 4, 5, None, 7, 8, None], "the best of each value, field by field"
@@ -129,6 +147,20 @@ def test_beyond_words_there_is_nothing_to_try(alice: Any) -> None:
     study = sweep(alice, Swept("train.lr_schedule", ["constant", "linear", "cosine"]), [0.3, 0.2, 0.1])
     chart = swept.of_overview(study.kind, overview(study.runs.all(), ranked=True))["swept"]
     assert "with Learning-rate schedule “Falls as a cosine”." in chart.title and "beyond" not in chart.subtitle
+
+
+def test_report_and_compare_have_the_chart_too(member: Client, alice: Any) -> None:
+    study = sweep(alice, RATES, [2.0, 1.0, None, 4.0])
+    title = "Lowest final loss: 1.000, with Global batch 8 and Learning rate 0.003."
+    report = member.get(f"/studies/{study.pk}/report/").content.decode()
+    assert report.index(title) < report.index("<svg viewBox") < report.index("Speedup over the baseline")
+    runs = list(study.runs.order_by("position"))
+    named = ",".join(str(run.pk) for run in runs)
+    page = member.get(f"/compare/?runs={named}")
+    assert page.context["charts"]["swept"].title.startswith(title) and 'id="chart-swept"' in page.content.decode()
+    assert "swept" in member.get(f"/compare/changes.json?runs={named}").json()["charts"]
+    two = member.get(f"/compare/?runs={runs[0].pk},{runs[1].pk}")
+    assert "swept" not in two.context["charts"], "of two the verdict says all"
 
 
 @pytest.mark.parametrize("kind", ["matrix", "scaling"])
