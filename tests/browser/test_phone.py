@@ -209,6 +209,22 @@ def test_the_last_lines_of_a_log_begin_at_their_end(
     assert log.evaluate("(log) => log.scrollHeight > log.clientHeight")
 
 
+def test_a_run_of_the_list_is_a_short_card_with_targets_for_a_finger(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto("/runs/")
+    card = page.locator(f"#run-{stocked['dp']}")
+    box = card.bounding_box()
+    assert box and box["height"] < 120, "name, state, and two or three lines"
+    for target in (card.get_by_role("checkbox"), card.locator("th a")):
+        own = target.bounding_box()
+        assert own and min(own["width"], own["height"]) >= 24
+    expect(card.locator("[data-title='Step time']")).to_be_visible()
+    card.locator("[data-title='Memory']").evaluate("(cell) => cell.toggleAttribute('data-none')")
+    expect(card.locator("[data-title='Memory']")).to_be_hidden()
+
+
 def test_fields_beside_each_other_begin_in_one_line_and_plans_have_lines_of_their_own(
     window: Callable[..., Page], session: Any
 ) -> None:

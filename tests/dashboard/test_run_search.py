@@ -174,7 +174,7 @@ def test_the_held_out_loss_is_a_column_where_a_run_has_one(member: Client, runs:
     assert [run.name for run in page.context["page"]][:2] == ["cut", "plain"]
     rows = page.content.decode().split('<tr id="run-')[1:]
     assert '<td class="num" data-title="Held out">1.25</td>' in rows[0]
-    assert '<td class="num" data-title="Held out">—</td>' in rows[2]
+    assert '<td class="num" data-title="Held out" data-none>—</td>' in rows[2]
     cells = page.content.decode().count('<th scope="col"')
     assert all(row.count("<td") + row.count('<th scope="row"') == cells for row in rows)
     Run.objects.update(held_out=None)

@@ -27,6 +27,7 @@ function patch(row, fresh) {
     const next = fresh.cells[i];
     if (i === 0 || cell.innerHTML === next.innerHTML) return; // the first cell has the user's checkbox
     morph(cell, next, "innerHTML");
+    cell.toggleAttribute("data-none", next.hasAttribute("data-none"));
     news ||= cell.dataset.title !== "Age";
   });
   if (!news) return;
