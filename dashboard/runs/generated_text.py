@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ from parallel_core.analysis.stats import summarise
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 
+ENOUGH = 8
+"""From so many tokens on, a text that says nothing is no chance of its first ones."""
+
 
 @dataclass(frozen=True)
 class Text:
@@ -33,6 +36,8 @@ class Text:
     prompt: str
     made: str
     done: int
+    advice: str = ""
+    """What to try where the text is white space or one token again and again; else ''."""
 
 
 def ranks(run: Run) -> dict[int, Mapping[str, Any]]:
@@ -61,9 +66,19 @@ def texts(run: Run) -> list[Text]:
     start = text(prompt, vocab)
     # A prompt may end inside a letter of several bytes: then the whole does not begin with it.
     return [
-        Text(start, made.removeprefix(start), len(tokens)) if made.startswith(start) else Text("", made, len(tokens))
+        Text(*((start, made.removeprefix(start)) if made.startswith(start) else ("", made)), len(tokens), said)
         for made, tokens in zip(whole, samples, strict=True)
+        for said in (_advice(tokens, text(tokens, vocab), run.task),)
     ]
+
+
+def _advice(tokens: Sequence[int], made: str, task: Mapping[str, Any]) -> str:
+    """A sentence on what may help where all that was generated says nothing."""
+    if len(tokens) < min(ENOUGH, task["new"]) or not (made.isspace() or len(set(tokens)) == 1 < len(tokens)):
+        return ""
+    warm = f"a temperature above {task['temperature']:g}" if task["temperature"] else "a temperature such as 0.8"
+    what = "white space alone" if made.isspace() else "one token, repeated"
+    return f"All that was generated is {what}: generate at {warm}, or from a model that was trained longer."
 
 
 def sentence(run: Run) -> str:

@@ -95,6 +95,25 @@ def test_a_text_of_white_space_is_told_from_none(client: Client, source: Run) ->
     assert "2 of 8 tokens; the prompt is white space alone; what was generated is white space alone." in page
 
 
+@pytest.mark.parametrize(
+    ("made", "temperature", "said"),
+    [
+        (b" \n" * 4, "0", "white space alone: generate at a temperature such as 0.8, or from a model that was trained"),
+        (b"eeeeeeee", "0.5", "one token, repeated: generate at a temperature above 0.5, or from a model that was"),
+        (b"eeee", "0.5", ""),
+        (b"eeeeeeel", "0", ""),
+    ],
+)
+def test_a_text_that_says_nothing_has_a_sentence_on_what_to_try(
+    client: Client, source: Run, made: bytes, temperature: str, said: str
+) -> None:
+    client.post(f"/runs/{source.pk}/generate", FORM | {"temperature": temperature})
+    run = Run.objects.latest("pk")
+    tell(factory.start(run), 0, made)
+    page = client.get(f"/runs/{run.pk}/").content.decode()
+    assert f"All that was generated is {said}" in page if said else "All that was generated" not in page
+
+
 def test_replicas_share_the_texts_out(client: Client, source: Run) -> None:
     """Texts of both replicas are listed in order, as far as the slower one has come; their tokens/s are summed."""
     answer = client.post(f"/runs/{source.pk}/generate", FORM | {"samples": "2", "dp": "2"})
