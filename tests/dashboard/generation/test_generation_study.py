@@ -136,7 +136,8 @@ def test_within_noise_is_said(client: Client, study: Study) -> None:
     assert verdict(client, study)[0].startswith(
         "TP 2 is fastest, but within noise: 1.05 k tokens/s after the prefill, 1.05x (0.91x"
     )
-    assert "within noise</span>" in client.get(f"/studies/{study.pk}/").content.decode()
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    assert '1.05x<br><span class="sub small">within noise</span>' in page, "in a line of its own, for the last column"
     run.summary["generation"]["token"]["n"] = 1
     run.save()
     said = verdict(client, study)[0]
