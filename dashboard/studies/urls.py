@@ -2,13 +2,22 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.studies import add_views, compare_views, edit_views, form_views, removal_views, report_views, views
+from dashboard.studies import (
+    add_views,
+    compare_views,
+    edit_views,
+    form_views,
+    list_views,
+    removal_views,
+    report_views,
+    views,
+)
 
 app_name = "studies"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", views.index, name="index"),
-    path("studies/", views.list_page, name="list"),
-    path("studies/changes.json", views.list_changes, name="list_changes"),
+    path("studies/", list_views.list_page, name="list"),
+    path("studies/changes.json", list_views.list_changes, name="list_changes"),
     path("studies/new/", form_views.new, name="new"),
     path("studies/break/<slug:key>", form_views.reproduce, name="break"),
     path("studies/<int:pk>/", views.page, name="page"),

@@ -16,8 +16,9 @@ from dashboard.runs import services as runs
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.studies import services
 from dashboard.studies.axes import Axes
+from dashboard.studies.list_views import PER_PAGE
 from dashboard.studies.models import Study
-from dashboard.studies.views import PER_PAGE, QUEUED_SHOWN
+from dashboard.studies.views import QUEUED_SHOWN
 from tests.dashboard import factory
 
 MOST_CALLS = 6_500

@@ -10,8 +10,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from dashboard.runs.models import Run, State
+from dashboard.studies.list_views import FEW, PER_PAGE
 from dashboard.studies.models import Study
-from dashboard.studies.views import FEW, PER_PAGE
 from tests.dashboard import factory
 
 
