@@ -23,7 +23,7 @@ from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import by_loss, columns, compare, few_rows, figures, held_out, swept
+from dashboard.studies import by_loss, columns, compare, few_rows, figures, gantts, held_out, swept
 from dashboard.studies.overviews import Overview, Row
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import scaling
@@ -229,4 +229,4 @@ def compare_gantt(request: HttpRequest) -> JsonResponse:
     runs = [found[pk] for pk in wanted if pk in found]
     view = overview(runs, runs[0] if runs else None)
     rows = view.rows if len(runs) > 2 else _in_order(view, runs)
-    return JsonResponse(figures.gantts(rows, lane=True).as_dict())
+    return JsonResponse(gantts.of_rows(rows, lane=True).as_dict())

@@ -11,8 +11,6 @@ import numpy as np
 from dashboard.charts import (
     breakdown,
     capacity,
-    gantt,
-    gantt_differences,
     loss,
     many_lines,
     memory,
@@ -21,20 +19,11 @@ from dashboard.charts import (
     waterfall,
 )
 from dashboard.charts.chart import Chart, Entry
-from dashboard.charts.gantt_bars import Spans
-from dashboard.charts.gantt_differences import Lane
 from dashboard.charts.loss import Curve
 from dashboard.runs.metrics import left_out
-from dashboard.runs.models import Run
 from dashboard.runs.samples import samples_shift
 from dashboard.runs.selectors import (
-    kept_text,
-    missing_text,
-    newest_traced_step,
-    newest_words,
     series,
-    span_counts,
-    spans,
 )
 from dashboard.studies import by_loss
 from dashboard.studies.breakages import role_of
@@ -42,19 +31,14 @@ from dashboard.studies.comparability import same_work
 from dashboard.studies.losses import Losses, Points
 from dashboard.studies.overviews import Overview, Row
 from parallel_core.analysis import sentences
-from parallel_core.analysis.align import Side, align_sides, comparable
 from parallel_core.analysis.downsample import Means, thin
 from parallel_core.analysis.quantities import percent_text
-from parallel_core.analysis.waits import step_start, waited_if_whole
-from parallel_core.faults import trained
-from parallel_core.layout import Layout
 from parallel_core.observe.records import POINT
 from parallel_core.schedule.traits import TRAITS, flushes
 
 LOSS_BUCKETS = 200
 FAINT_BUCKETS = 16
 """The least of a grey line: of many lines each has fewer, so that their page does not grow with all their points."""
-OPEN_GANTTS = 4
 OTHER = "another model"
 """What stands in the row of a run that has no speedup over the baseline for that reason."""
 _STREAMS = (name for name in TRAITS if not flushes(name))
@@ -91,14 +75,14 @@ def speedups(view: Overview) -> Chart:
 
 def breakdowns(view: Overview) -> Chart:
     rows = [row for row in view.rows if row.entry.compared and row.entry.compared.breakdown]
-    traced, typical = [row.entry for row in rows], all(map(_typical, rows))
+    traced, typical = [row.entry for row in rows], all(map(is_typical, rows))
     which = "the traced step nearest its median" if typical else "one traced step against the median"
-    source = f"measured, of each run {which}{_nearness(traced)}"
+    source = f"measured, of each run {which}{nearness(traced)}"
     source += f", {len(traced)} of {len(view.rows)} runs"
     return breakdown.chart(view.entries, sentences.breakdown_title(view.results), source)
 
 
-def _nearness(traced: Sequence[Entry]) -> str:
+def nearness(traced: Sequence[Entry]) -> str:
     """How far the traced steps are from the medians that the speedups are made of."""
     off = [
         abs(e.result.breakdown.total / 1e9 / e.traced_median - 1)
@@ -106,6 +90,11 @@ def _nearness(traced: Sequence[Entry]) -> str:
         if e.result and e.result.breakdown and e.traced_median
     ]
     return f" (at most {percent_text(max(off))} off it)" if off else ""
+
+
+def is_typical(row: Row) -> bool:
+    """Whether a traced step near its median stands for the run."""
+    return row.run.summary.get("breakdown_step") is not None
 
 
 def memories(view: Overview) -> Chart:
@@ -211,92 +200,6 @@ def steps(view: Overview) -> Chart:
     title = view.on_times if view.results else "0 steps have been timed so far."
     source, top = f"measured{left_out(row.run for row in view.rows)}", max(tops, default=None)
     return loss.chart(curves, title, source, key="steps", unit="ms a step", top=top)
-
-
-def gantts(rows: Sequence[Row], *, lane: bool = False) -> Chart:
-    """Traced steps of the given rows on one axis; reads their spans. With `lane`, two of them have a lane between them
-    of the operations in which they differ."""
-    traced = [(row, step, spans(row.run, step)) for row in rows if (step := _shown_step(row)) is not None]
-    drawn = [each for each in traced if each[2]]
-    title = _nothing_drawn(len(traced))
-    if drawn:
-        row = max((row for row, _, _ in drawn), key=_bubble)
-        parts = row.entry.result.breakdown if row.entry.result else None
-        title = sentences.gantt_title(row.entry.marked, parts) if parts else f"{len(drawn)} traced steps on one axis."
-    steps = ", ".join(sorted({str(row.run.summary["breakdown_step"]) for row, _, _ in drawn if _typical(row)}, key=int))
-    near = _nearness([row.entry for row, _, _ in drawn if _typical(row)])
-    which = (
-        f"the traced step nearest each median{near}, step {steps}"
-        if steps
-        else f"the {_newest_words([(row.run, step) for row, step, _ in drawn])}"
-    )
-    source = f"measured, {which}, {len(drawn)} of {len(rows)} runs{_shortfalls(traced)}"
-    waits = [waited_if_whole(found, Layout.of(row.spec)) for row, _, found in drawn]
-    chart = gantt.chart([(row.entry.marked, found) for row, _, found in drawn], title, source, waited=waits)
-    return _with_lane(chart, drawn) if lane and len(drawn) == 2 else chart
-
-
-def _shortfalls(traced: Sequence[tuple[Row, int, Spans]]) -> str:
-    """How many spans are here of each run of whose step not all were kept, and why ranks are missing."""
-    said = []
-    for row, step, found in traced:
-        missing = missing_text(row.run, step).removesuffix(".") if len(found) < row.run.devices else ""
-        if parts := [part for part in (kept_text(row.run, step), missing) if part]:
-            said.append(f"; {row.entry.marked}: {', '.join(parts)}")
-    return "".join(said)
-
-
-def _nothing_drawn(traced: int) -> str:
-    """Why no step is drawn, of runs of which so many have traced steps."""
-    if not traced:
-        return "0 of these runs have been traced so far."
-    return f"{traced} of these runs {'was' if traced == 1 else 'were'} traced, but the spans were not kept."
-
-
-def _newest_words(drawn: Sequence[tuple[Run, int]]) -> str:
-    """What the newest traced steps of all these runs may be called: the longest name is true of the others, too."""
-    return max({newest_words(run, step) for run, step in drawn}, key=len, default="newest traced step")
-
-
-def _with_lane(chart: Chart, drawn: Sequence[tuple[Row, int, Spans]]) -> Chart:
-    """The chart of two runs with a lane of the operations of rank 0 in which they differ; `drawn`: each with the step
-    that is drawn and its spans."""
-    if not all(0 in found for _, _, found in drawn):
-        return chart
-    a, b = comparable(*(Side(trained(row.spec), 0, found[0]) for row, _, found in drawn))
-    zeros = [step_start(found) for _, _, found in drawn]
-    counts = [span_counts(row.run, step, 0) for row, step, _ in drawn]
-    of = zip((a, b), align_sides(a, b).statuses, zeros, counts, strict=True)
-    first, second = (Lane(0, side.ordered, statuses, zero, *kept) for side, statuses, zero, kept in of)
-    said = gantt_differences.add(chart.figure, (first, second), len(drawn[0][2]))
-    subtitle = f"{chart.subtitle}; {gantt_differences.IN_WORDS}"
-    return replace(chart, subtitle=subtitle, source=f"{chart.source}; {said}")
-
-
-def _typical(row: Row) -> bool:
-    return row.run.summary.get("breakdown_step") is not None
-
-
-def _shown_step(row: Row) -> int | None:
-    """The traced step that stands for the run, else the newest; None if it has none."""
-    typical: int | None = row.run.summary.get("breakdown_step")
-    return newest_traced_step(row.run) if typical is None else typical
-
-
-def _bubble(row: Row) -> float:
-    parts = row.entry.compared.breakdown if row.entry.compared else None
-    return parts.share("bubble") if parts else 0.0
-
-
-def default_gantts(view: Overview, chosen: Sequence[int] = ()) -> list[Row]:
-    """The rows whose timelines are shown: the `chosen` runs, else the fastest, the slowest, the baseline and further
-    ones."""
-    done = view.by_time
-    if chosen:
-        return [row for row in view.rows if row.run.pk in chosen]
-    picks = [*done[:1], *done[-1:], *([view.baseline] if view.baseline in done else []), *done[1:]]
-    unique = list({row.run.pk: row for row in picks if row}.values())[:OPEN_GANTTS]
-    return [row for row in view.rows if row in unique]
 
 
 def difference(a: Row, b: Row) -> Chart | None:

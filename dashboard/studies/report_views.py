@@ -23,6 +23,7 @@ from dashboard.studies import (
     few_rows,
     figures,
     findings,
+    gantts,
     held_out,
     method,
     postmortem,
@@ -136,7 +137,7 @@ def _charts(request: HttpRequest, study: Study, view: Overview, made: Mapping[st
         *swept.of_overview(study.kind, view).values(),
         *scaling.of_overview(study, view).values(),
         *made.values(),
-        figures.gantts(figures.default_gantts(view, numbers(request.GET.get("show", "")))),
+        gantts.of_rows(gantts.default_rows(view, numbers(request.GET.get("show", "")))),
         figures.losses(view),
         *held_out.chart(view).values(),
     ]

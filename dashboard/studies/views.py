@@ -30,6 +30,7 @@ from dashboard.studies import (
     few_rows,
     figures,
     findings,
+    gantts,
     held_out,
     postmortem,
     report_answers,
@@ -89,7 +90,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
     live = live_context(request, study)
     view: Overview = live["view"]
     specs = [row.spec for row in view.rows]
-    gantt_rows = figures.default_gantts(view, numbers(request.GET.get("show", "")))
+    gantt_rows = gantts.default_rows(view, numbers(request.GET.get("show", "")))
     context = {
         "equal": held_equal(specs, max((row.run.devices for row in view.rows), default=0)),
         "gantt_src": _gantt_src(request, study),
@@ -198,8 +199,8 @@ def gantt(request: HttpRequest, pk: int) -> JsonResponse:
     """Gantt charts of the runs in ?show=; without it, of the fastest, the slowest, the baseline and one more."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     view = view_of(request, study)
-    rows = figures.default_gantts(view, numbers(request.GET.get("show", "")))[:MAX_GANTTS]
-    return JsonResponse(figures.gantts(rows).as_dict())
+    rows = gantts.default_rows(view, numbers(request.GET.get("show", "")))[:MAX_GANTTS]
+    return JsonResponse(gantts.of_rows(rows).as_dict())
 
 
 @token_may_read

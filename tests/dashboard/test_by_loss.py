@@ -13,7 +13,7 @@ from django.test import Client
 
 from dashboard.charts import loss
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.studies import answer_cache, answers, by_loss, figures, held_out, report_answers
+from dashboard.studies import answer_cache, answers, by_loss, figures, gantts, held_out, report_answers
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import Overview
 from dashboard.studies.selectors import overview
@@ -209,10 +209,10 @@ def test_kinds_that_change_the_training_for_another_reason_stay_by_time(alice: A
 
 
 def test_what_is_about_speed_still_finds_the_fastest(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "OPEN_GANTTS", 2)
+    monkeypatch.setattr(gantts, "OPEN_GANTTS", 2)
     view = view_of(study)
     assert [row.entry.label for row in view.by_time] == ["lr = 0.1", "lr = 30", "lr = 0.01", "lr = 0.001"]
-    shown = [row.entry.label for row in figures.default_gantts(view)]
+    shown = [row.entry.label for row in gantts.default_rows(view)]
     assert sorted(shown) == ["lr = 0.001", "lr = 0.1"]
     written = report_answers.of_overview(view, report_answers.steps_of(view))
     assert [words for words, _ in written[0].links] == ["lr = 0.1", "lr = 0.001"]

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run, State
-from dashboard.studies import compare, figures
+from dashboard.studies import compare, figures, gantts
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
@@ -55,7 +55,7 @@ def test_what_is_still_drawn_of_it_is_marked(study: Study) -> None:
     view = overview(study.runs.all(), study.baseline)
     for chart in (figures.losses(view), figures.steps(view)):
         assert [trace["name"] for trace in chart.figure["data"] if "failed" in trace["name"]] == ["PP-GPipe, failed"]
-    assert {row[0] for row in figures.gantts(view.rows).rows} >= {"PP-GPipe, failed", "DP"}
+    assert {row[0] for row in gantts.of_rows(view.rows).rows} >= {"PP-GPipe, failed", "DP"}
 
 
 def test_the_pages_and_the_report_say_it(reader: Client, study: Study) -> None:

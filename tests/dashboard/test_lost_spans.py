@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from dashboard.runs import findings, page_charts, selectors
 from dashboard.runs.models import Attempt, Run
-from dashboard.studies import figures
+from dashboard.studies import gantts
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import unjudged
 from parallel_core.observe.records import OMITTED, encode
@@ -116,13 +116,13 @@ def test_a_run_whose_traced_steps_were_dropped_was_traced(reader: Client, lost: 
     text = reader.get(f"/runs/{lost.pk}/").content.decode()
     assert '<h2 id="timeline-title">Newest traced step</h2>' in text
     rows = overview([lost]).rows
-    assert figures.gantts(rows).title == "1 of these runs was traced, but the spans were not kept."
+    assert gantts.of_rows(rows).title == "1 of these runs was traced, but the spans were not kept."
 
 
 def test_compare_calls_no_older_step_the_newest(partly: Run) -> None:
     del partly.summary["breakdown_step"]  # as of a run that goes on
     rows = overview([partly]).rows
-    assert "the newest whole traced step" in figures.gantts(rows).source
+    assert "the newest whole traced step" in gantts.of_rows(rows).source
 
 
 def test_the_newest_step_is_found_without_the_rows_of_others(partly: Run) -> None:

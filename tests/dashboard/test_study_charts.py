@@ -183,7 +183,7 @@ def test_held_out_losses_of_runs_are_compared(alice: Any, client: Client) -> Non
     assert "mean over the last 32 and 64 samples" in chart.source and "5 of 5 points" in chart.source
     client.force_login(alice)
     for address in (f"/studies/{made.pk}/", f"/compare/?runs={first.pk},{second.pk}", f"/studies/{made.pk}/report/"):
-        assert "Held-out loss: the lowest is 2.5 of" in client.get(address).content.decode(), address
+        assert "Held-out loss: the lowest is 2.500 of" in client.get(address).content.decode(), address
 
 
 def test_held_out_losses_of_a_retried_run_are_where_its_losses_are(alice: Any) -> None:
