@@ -23,7 +23,7 @@ from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.traces import device_rows, names
 from parallel_core.traces.collect import OPERATION, Collected
-from parallel_core.traces.meanings import of_device, of_graphs, of_host
+from parallel_core.traces.meanings import of_device, of_graphs, of_host, of_no_operation
 from parallel_core.traces.nesting import crossing, outermost_of
 from parallel_core.traces.windows import EVER, Moments, Windows, marked, windows
 
@@ -122,6 +122,11 @@ def _note_kernels(out: RankTrace, trace: Collected, meanings: NDArray[np.void]) 
             out.notes.append(
                 f"{count_text(graphed)} of {plural_text(len(trace.device), 'kernel')} were launched by CUDA graphs, "
                 "whole: nothing tells forward, backward and update apart in them, so all of it is drawn as forward."
+            )
+        elif unknown := of_no_operation(trace, meanings):
+            out.notes.append(
+                "It has kernels but no operations of the host (activity CPU of torch.profiler): forward and backward "
+                f"are not told apart, and {plural_text(unknown, 'kernel')} are drawn as forward."
             )
         return
     asked = np.array([bool(names.LAUNCH.search(name)) for name in trace.names], np.bool_)[trace.launches["name"]]

@@ -70,6 +70,14 @@ def of_graphs(trace: Collected, meanings: NDArray[np.void]) -> int:
     return int((linked & (meanings["kind"] == Kind.F) & unknown[at]).sum())
 
 
+def of_no_operation(trace: Collected, meanings: NDArray[np.void]) -> int:
+    """Returns how many kernels count as a forward only because nothing of the host was recorded that tells a backward:
+    no operation, and no annotation of a pass. `meanings`: those of `of_device`."""
+    operations = (trace.host["link"] >= OPERATION).any()
+    passes = any(own.lane == LANE_COMPUTE for name in trace.names if (own := names.marker(name)))
+    return 0 if operations or passes else int((meanings["kind"] == Kind.F).sum())
+
+
 def of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
     """Outermost operations (batch reads and updates as one each) and collectives, their starts, and their meanings."""
     host, known = after_norms(trace), [names.marker(name) for name in trace.names]

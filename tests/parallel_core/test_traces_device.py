@@ -118,6 +118,22 @@ def test_kernels_of_a_graph_without_a_marker_are_said_to_be_unknown(around: str,
     )
 
 
+@pytest.mark.parametrize(
+    "host",
+    [[cpu("cpu_op", "aten::mm", 0, 10)], [cpu("user_annotation", "forward", 0, 900)]],
+    ids=["operations", "annotated"],
+)
+def test_kernels_without_the_hosts_operations_are_said_to_be_no_known_forward(host: list[dict[str, Any]]) -> None:
+    """Recorded without the profiler's activity CPU: the backward's markers are among the host's operations."""
+    step = cpu("user_annotation", "ProfilerStep#1", 0, 1000)
+    alone = [step, cpu("cuda_runtime", "cudaLaunchKernel", 5, 2, link=1)]
+    alone += [gpu("gemm", 100, 50, 1), gpu("gemm", 200, 50), gpu("ncclDevKernel_AllReduce_Sum", 300, 50)]
+    (said,) = kineto.read(Collected(alone)).notes
+    assert said.startswith("It has kernels but no operations of the host")
+    assert said.endswith("forward and backward are not told apart, and 2 kernels are drawn as forward.")
+    assert not kineto.read(Collected([*alone, *host])).notes
+
+
 def test_a_gpu_whose_kernels_are_missing_is_no_cpu() -> None:
     found = kineto.read(Collected([event for event in launched() if event["cat"] != "kernel"]))
     assert found.partial
