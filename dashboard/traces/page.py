@@ -30,6 +30,7 @@ from parallel_core.analysis.quantities import (
     ns_text,
     percent_text,
     plural_text,
+    ranks_text,
     seconds_text,
     step_text,
 )
@@ -77,8 +78,7 @@ def missing(trace: Trace, step: int) -> str:
         of = trace.recorded.get("spans", {}).get(str(step), 0)
         return f"{count_text(here)} of its {count_text(of)} spans are here: what is missing looks idle." * (here < of)
     cut = sorted(int(rank) for rank, own in trace.ranks.items() if own.get("partial"))
-    who = f"rank{'s' * (len(cut) > 1)} {few_text(cut)}"
-    return f"Part of what {who} recorded could not be read: what is missing looks idle." if cut else ""
+    return f"Part of what {ranks_text(cut)} recorded could not be read: what is missing looks idle." if cut else ""
 
 
 def notes(trace: Trace) -> list[str]:

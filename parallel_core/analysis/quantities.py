@@ -188,3 +188,8 @@ def few_text(numbers: Sequence[int]) -> str:
     """Joins up to eight of the numbers as text."""
     shown = ", ".join(map(str, numbers[:8]))
     return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks by their numbers: `rank 3`, `ranks 0, 1`; at most eight of them."""
+    return f"rank{'s' * (len(ranks) > 1)} {few_text(ranks)}"

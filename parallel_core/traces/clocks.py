@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.quantities import few_text, plural_text
+from parallel_core.analysis.quantities import ns_text, plural_text, ranks_text
 from parallel_core.analysis.waits import among
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import P2P, Kind
@@ -103,9 +103,9 @@ class _Clocks:
         way = "ahead" if skew > 0 else "behind"
         unsure = ", which may be those of other stages" if roughly else ", whose groups nothing names"
         unsure *= not shared
-        far = f"{'roughly ' * bool(unsure)}{abs(skew) / 1e6:.3g} ms {way} of that of rank {peer}"
+        far = f"{'roughly ' * bool(unsure)}{ns_text(abs(skew))} {way} of that of rank {peer}"
         by = plural_text(sum(map(len, apart)), "collective")
-        self.notes.append(f"The clock of {_called(here)} is {far}; it was moved by the ends of {by}{unsure}.")
+        self.notes.append(f"The clock of {ranks_text(here)} is {far}; it was moved by the ends of {by}{unsure}.")
 
     def _other(self, rank: int) -> str:
         common = self.by_step[rank].keys() & self.by_step[self.first].keys()
@@ -124,8 +124,8 @@ class _Clocks:
             bare = [rank for rank in (self.first, *unnamed) if not self.stages[rank]]
             what = "clock was" if len(unnamed) == 1 else "clocks were"
             notes.append(
-                f"Nothing names the stages of {_called(bare)}, which would say whose collectives are the same: on "
-                f"{_called(unnamed)}, the {what} not compared with that of rank {self.first}."
+                f"Nothing names the stages of {ranks_text(bare)}, which would say whose collectives are the same: on "
+                f"{ranks_text(unnamed)}, the {what} not compared with that of rank {self.first}."
             )
         return notes
 
@@ -138,7 +138,7 @@ class _Clocks:
         """Notes which ranks, on other hosts than the first one, have no collective to align the clock by."""
         away = [rank for rank, trace in self.ranks.items() if trace.host and self.clocks[rank] not in self.compared]
         silent = [rank for rank in away if self.ranks[self.first].host and not self.count[rank]]
-        where = f"On another host than rank {self.first}, and without a collective to tell by: {few_text(silent)}."
+        where = f"On another host than rank {self.first}, and without a collective to tell by: {ranks_text(silent)}."
         return [f"{where} Their clocks were not compared."] if silent else []
 
     def disjoint(self) -> list[str]:
@@ -147,17 +147,13 @@ class _Clocks:
         base = _extents(trace for rank, trace in self.ranks.items() if rank == self.first)
         far = [rank for rank, trace in self.ranks.items() if not _meets(_extents([trace]), base)]
         apart = (
-            f"At no time in the same step as rank {self.first}: {few_text(far)}. Their clocks differ, or they were "
+            f"At no time in the same step as rank {self.first}: {ranks_text(far)}. Their clocks differ, or they were "
             "recorded one after another; the time between them is no waiting."
         )
         return [apart] if far else []
 
     def _extents(self, clocks: Collection[str | int | None]) -> _Extents:
         return _extents(trace for rank, trace in self.ranks.items() if self.clocks[rank] in clocks)
-
-
-def _called(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {few_text(ranks)}"
 
 
 def _stages(ranks: Mapping[int, RankTrace]) -> dict[int, frozenset[int]]:

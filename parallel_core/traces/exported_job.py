@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallel_core.analysis.quantities import few_text, plural_text
+from parallel_core.analysis.quantities import few_text, plural_text, ranks_text
 from parallel_core.faults import sentences
 from parallel_core.layout import Layout
 from parallel_core.traces.job_trace import JobTrace
@@ -60,8 +60,7 @@ def _take(out: JobTrace, name: str, own: OwnStep) -> list[str]:
         trace.counted += [own.step] if own.counted else []
     if not twice:
         return []
-    which = "rank" if len(twice) == 1 else "ranks"
-    return [f"{name} holds step {own.step} of {which} {few_text(twice)} once more: the first one is shown."]
+    return [f"{name} holds step {own.step} of {ranks_text(twice)} once more: the first one is shown."]
 
 
 def _about(out: JobTrace, first: OwnStep) -> list[str]:
@@ -83,7 +82,7 @@ def _missing(out: JobTrace, first: OwnStep) -> list[str]:
     """Returns notes on ranks (of the layout, or up to the last one) without spans, and on missing steps."""
     world = Layout.of(first.spec).world if first.spec else max(out.ranks, default=-1) + 1
     absent = sorted(set(range(world)) - set(out.ranks))
-    notes = [f"There are no spans of {'rank' if len(absent) == 1 else 'ranks'} {few_text(absent)}."] if absent else []
+    notes = [f"There are no spans of {ranks_text(absent)}."] if absent else []
     every = set().union(*(trace.steps for trace in out.ranks.values()))
     short = [rank for rank, trace in out.ranks.items() if set(trace.steps) != every]
-    return notes + ([f"Not every step has spans of {few_text(short)}."] if short else [])
+    return notes + ([f"Not every step has spans of {ranks_text(short)}."] if short else [])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.quantities import few_text
+from parallel_core.analysis.quantities import ranks_text
 from parallel_core.analysis.waits import among
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.simulate.imported import MOST_SPANS
@@ -112,21 +112,21 @@ def _of_files(parts: Sequence[Part]) -> list[str]:
 def _cycles(out: JobTrace) -> None:
     several = [rank for rank, trace in out.ranks.items() if trace.files > 1]
     if several:
-        who = f"rank{'s' * (len(several) > 1)} {few_text(sorted(several))}"
-        out.notes.append(f"The files of {who} have different steps: those of a rank are shown together.")
+        out.notes.append(
+            f"The files of {ranks_text(sorted(several))} have different steps: those of a rank are shown together."
+        )
 
 
 def _missing(out: JobTrace) -> None:
     world = world_size({rank: trace.world for rank, trace in out.ranks.items()})
     absent = sorted(set(range(world)) - set(out.ranks))
     if absent:
-        what = f"{'rank' if len(absent) == 1 else 'ranks'} {few_text(absent)}"
-        out.notes.append(f"There is no trace of {what}: {len(out.ranks)} of {world} ranks are here.")
+        out.notes.append(f"There is no trace of {ranks_text(absent)}: {len(out.ranks)} of {world} ranks are here.")
     steps = {rank: set(trace.steps) for rank, trace in out.ranks.items()}
     every = set.union(*steps.values()) if steps else set()
     short = [rank for rank, own in steps.items() if own != every]
     if short and every:
-        out.notes.append(f"Not every step is in the traces of {few_text(short)}.")
+        out.notes.append(f"Not every step is in the traces of {ranks_text(short)}.")
 
 
 def _pipeline(out: JobTrace) -> None:

@@ -14,7 +14,7 @@ from parallel_core.traces.job_trace import JobTrace, join
 @pytest.mark.parametrize(("hosts", "said"), [(("a", "b"), True), (("a", "a"), False), (("", ""), False)])
 def test_clocks_that_nothing_compares_are_said(hosts: tuple[str, str], said: bool) -> None:
     traces = [(f"rank{rank}.json", rank, kineto.RankTrace(host=host)) for rank, host in enumerate(hosts)]
-    assert any("without a collective to tell by: 1" in note for note in join(traces).notes) == said
+    assert any("without a collective to tell by: rank 1." in note for note in join(traces).notes) == said
 
 
 def stage_of(stage: int, host: str, late_ms: int = 0) -> kineto.RankTrace:
@@ -148,6 +148,12 @@ def test_without_names_of_groups_a_clock_is_moved_roughly() -> None:
     assert "is roughly 34 ms ahead" in said and "5 collectives, whose groups nothing names" in said
 
 
+def test_clocks_that_are_hours_apart_are_said_in_hours() -> None:
+    """A host's clock may count from its boot."""
+    (said,) = (note for note in replicas(7_500_000).notes if "clock" in note)
+    assert " 2 h 5 min ahead of that of rank 0;" in said
+
+
 def steps_of(host: str, steps: tuple[int, ...], named: bool, late_ms: int = 0) -> kineto.RankTrace:
     """Steps of 100 ms, one after another, each with a sum that ends 60 ms after its begin."""
     trace = kineto.RankTrace(host=host)
@@ -195,3 +201,4 @@ def test_ranks_without_a_common_step_are_not_compared() -> None:
     found = joined_stages(steps_of("a", (0, 1), True), steps_of("b", (2, 3), True, 500))
     assert ends_ms(found)[1] == {2: 760, 3: 860}
     assert "Rank 1 has no step in common with rank 0: their clocks were not compared." in found.notes
+    assert "Not every step is in the traces of ranks 0, 1." in found.notes

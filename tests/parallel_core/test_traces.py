@@ -297,4 +297,4 @@ def test_clocks_of_two_hosts_are_made_one(real: list[Path], tmp_path: Path, host
     away = found.ranks[1].steps[2]["start"].min() - found.ranks[0].steps[2]["start"].min()
     assert (abs(away) < 60e9) == moved
     assert any("clock of rank 1" in note and "ahead" in note for note in found.notes) == moved
-    assert any("the same step as rank 0: 1" in note for note in found.notes) != moved
+    assert any("the same step as rank 0: rank 1." in note for note in found.notes) != moved
