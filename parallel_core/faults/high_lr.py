@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from parallel_core import limits
+from parallel_core.analysis.quantities import bound_text
 from parallel_core.faults.base import Fault
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class HighLr(Fault):
 
     @property
     def sentence(self) -> str:
-        return f"the learning rate is {self.factor:g} times as high from step {self.step} on"
+        return f"the learning rate is {bound_text(self.factor)} times as high from step {self.step} on"
 
     def check(self, spec: RunSpec) -> None:
         self.need_step(spec, self.step)

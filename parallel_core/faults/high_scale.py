@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from parallel_core import limits
+from parallel_core.analysis.quantities import bound_text
 from parallel_core.faults.base import Fault
 from parallel_core.rules import Proposal
 
@@ -23,7 +24,7 @@ class HighScale(Fault):
 
     @property
     def sentence(self) -> str:
-        return f"fp16 begins with a loss scale of {self.scale:g}"
+        return f"fp16 begins with a loss scale of {bound_text(self.scale)}"
 
     def check(self, spec: RunSpec) -> None:
         if spec.train.precision != "fp16":

@@ -42,6 +42,14 @@ def errors(*inject: str, **more: Any) -> dict[str, str]:
     return field_errors(caught.value)
 
 
+def test_large_factors_are_said_without_exponents() -> None:
+    asked = spec_of("high_scale:scale=1099511627776", "high_lr:factor=1e6,step=5", train={"precision": "fp16"}).inject
+    assert [said.replace("\N{NO-BREAK SPACE}", " ") for said in faults.sentences(asked)] == [
+        "Loss scale too high: fp16 begins with a loss scale of 1 099 511 627 776",
+        "Learning rate too high: the learning rate is 1 000 000 times as high from step 5 on",
+    ]
+
+
 def spans(seen: list[Frame], step: int) -> np.ndarray:
     (found,) = [f for f in seen if f.kind == "spans" and f.header["step"] == step]
     return np.frombuffer(found.blob, SPAN)
