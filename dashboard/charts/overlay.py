@@ -13,6 +13,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import FULL
 from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.theme import var
+from parallel_core.analysis.lateness import late
 from parallel_core.analysis.quantities import significant
 from parallel_core.analysis.rows import durations
 from parallel_core.analysis.waits import Waited, step_start
@@ -45,7 +46,7 @@ def chart(
         "ms from the start of the step; filled measured, outlined planned at each stage's median costs; "
         "the line is the critical path"
     )
-    return Chart("overlay", title, subtitle, f"{source}; {counted}", figure, COLUMNS, _table(spans, joined, path))
+    return Chart("overlay", title, subtitle, f"{source}; {counted}", figure, COLUMNS, _table(spans, work, path))
 
 
 def outlined(joined: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -85,11 +86,12 @@ def _line(path: NDArray[np.void], rows: dict[int, float], zero: int) -> dict[str
     }
 
 
-def _table(spans: Spans, joined: NDArray[np.void], path: NDArray[np.void]) -> list[list[str]]:
+def _table(spans: Spans, work: NDArray[np.void], path: NDArray[np.void]) -> list[list[str]]:
+    """`work`: the rows that are drawn with their plan, which the title is of, too."""
     out = []
     for rank in sorted(spans):
-        own, links = joined[joined["rank"] == rank], path[path["rank"] == rank]
-        latest = int((own["end"] - own["planned_end"]).max()) / 1e6 if len(own) else 0.0
+        own, links = work[work["rank"] == rank], path[path["rank"] == rank]
+        latest = int(late(own).max()) / 1e6 if len(own) else 0.0
         on_path = int(durations(links).sum()) / 1e6
         out.append([str(rank), str(len(own)), significant(on_path, zeros=True), significant(latest, zeros=True)])
     return out

@@ -84,6 +84,8 @@ def test_the_latest_operation_that_is_named_is_one_that_is_drawn_with_its_plan(a
     found = page_timeline.context(run, None)
     said = found["overlay"].title
     assert "optimizer" not in said and ("is the most that an operation is late" in said or "No operation ends" in said)
+    below = [(operations, latest) for _, operations, _, latest in found["overlay"].rows]
+    assert below == [("8", "0"), ("8", "0")], "the numbers below the chart are of the same operations"
 
 
 def test_title_and_list_of_late_operations_are_of_what_is_outlined(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
