@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from dashboard.charts.chart import pairs
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from dashboard.studies.written import Again, shown
 from parallel_core.analysis import sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE

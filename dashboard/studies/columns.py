@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from dashboard.studies.few_rows import Few, few_of
 from dashboard.studies.names import in_order
-from dashboard.studies.overviews import Row
+from dashboard.studies.rows import Row
 
 BESIDE = math.inf
 """The value of a cell that has words instead of a number."""

@@ -13,7 +13,8 @@ from dashboard.runs.places import Place
 from dashboard.runs.samples import samples_after
 from dashboard.studies import streams
 from dashboard.studies.comparability import same_work
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import (
     bytes_text,

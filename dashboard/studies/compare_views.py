@@ -24,7 +24,8 @@ from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import by_loss, columns, compare, few_rows, figures, gantts, held_out, swept
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import scaling
 from parallel_core.analysis.diagnosis.case import Finding

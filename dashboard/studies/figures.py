@@ -29,7 +29,8 @@ from dashboard.studies import by_loss
 from dashboard.studies.breakages import role_of
 from dashboard.studies.comparability import same_work
 from dashboard.studies.losses import Losses, Points
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.downsample import Means, thin
 from parallel_core.analysis.quantities import percent_text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dashboard.runs.findings import Card, findings
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 
 JUDGED = 40
 """The most runs that are judged, those furthest from their ideal first: each takes up to a tenth of a second."""

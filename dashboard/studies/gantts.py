@@ -12,7 +12,8 @@ from dashboard.charts.gantt_differences import Lane
 from dashboard.runs.models import Run
 from dashboard.runs.selectors import kept_text, missing_text, newest_traced_step, newest_words, span_counts, spans
 from dashboard.studies.figures import is_typical, nearness
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides, comparable
 from parallel_core.analysis.waits import step_start, waited_if_whole

@@ -11,7 +11,8 @@ from dashboard.charts.chart import Chart
 from dashboard.runs.metrics import left_out
 from dashboard.studies import figures
 from dashboard.studies.losses import Losses, held_out_of
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from parallel_core.analysis.quantities import listed_text, loss_text, step_text
 
 

@@ -1,4 +1,4 @@
-"""Runs of one page as rows, and what pages say of all of them together: the verdict, its warnings, and sentences."""
+"""What pages say of all their runs together: the verdict, its warnings, and sentences."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
 
 from dashboard.charts.chart import Entry
-from dashboard.runs.models import ENDED, Run
+from dashboard.runs.models import ENDED
 from dashboard.runs.places import NOWHERE, Machines, Place
-from dashboard.studies import by_loss, excluded, peaks
+from dashboard.studies import excluded, peaks
 from dashboard.studies.by_loss import Ranking
 from dashboard.studies.comparability import tolerance, why_not
 from dashboard.studies.losses import Losses
+from dashboard.studies.rows import Row
 from parallel_core.analysis import host_drift, sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity
@@ -22,45 +22,9 @@ from parallel_core.analysis.quantities import seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.outline import outline_of
 from parallel_core.plan.room import Room
-from parallel_core.spec import RunSpec
 
 NO_SPEEDUP = "Another model has no speedup over the baseline."
 SIDE_BY_SIDE = "These runs shared their hosts with other runs, so none is called faster than another."
-
-
-@dataclass(frozen=True)
-class Row:
-    """One run, as tables and charts show it."""
-
-    run: Run
-    spec: RunSpec
-    entry: Entry
-    parity: Parity | None = None
-    sentence: str = ""
-    """Why it has no result yet, or how it ended."""
-    meters: Mapping[str, Any] = field(default_factory=dict)
-    """See `peaks.over_one_peak`."""
-    alike: bool = True
-    """Whether it trains the baseline's kind of model: another kind has no speedup over it."""
-
-    @property
-    def steps_done(self) -> int:
-        return self.run.steps_done
-
-    @property
-    def held_out(self) -> float | None:
-        """The lowest held-out loss of a run that has ended; None if there is none."""
-        return by_loss.lowest_held_out(self.run)
-
-    @property
-    def unmeasured(self) -> bool:
-        """Whether there is nothing to show in the columns of numbers."""
-        return self.run.step is None and not (self.entry.result or self.parity or self.meters)
-
-    @property
-    def progress(self) -> int:
-        """Steps done, in percent."""
-        return min(100, round(100 * self.steps_done / self.spec.train.steps))
 
 
 @dataclass(frozen=True)

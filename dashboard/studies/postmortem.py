@@ -11,7 +11,8 @@ from dashboard.runs.form_words import in_form_words
 from dashboard.runs.models import ENDED
 from dashboard.studies.breakages import BEFORE, BROKEN, BY_KEY, KIND, NAMES, PROOF, Breakage
 from dashboard.studies.models import Study
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from parallel_core.analysis.breakdown import PARTS
 from parallel_core.analysis.diagnosis import Case, Finding, diagnose
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE

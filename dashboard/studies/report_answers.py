@@ -14,7 +14,8 @@ from dashboard.runs.traces import Trace
 from dashboard.studies import answers, streams
 from dashboard.studies.comparability import same_work
 from dashboard.studies.entries import taken_of
-from dashboard.studies.overviews import SIDE_BY_SIDE, Overview, Row
+from dashboard.studies.overviews import SIDE_BY_SIDE, Overview
+from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides, sentence
 from parallel_core.analysis.diagnosis.case import REPLAYED

@@ -33,8 +33,9 @@ from dashboard.studies import (
     swept,
 )
 from dashboard.studies.models import Study
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
 from dashboard.studies.own_pages import OWN_PAGES
+from dashboard.studies.rows import Row
 from dashboard.studies.selectors import held_equal
 from dashboard.studies.views import target, view_of
 from parallel_core.analysis.quantities import percent_text

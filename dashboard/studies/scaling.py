@@ -20,7 +20,8 @@ from dashboard.charts.scaling import Point, named
 from dashboard.runs.presets import BY_KEY as PRESETS
 from dashboard.studies import variants
 from dashboard.studies.models import Study
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from dashboard.studies.strategies import BY_KEY, Strategy
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core.outline import KINDS

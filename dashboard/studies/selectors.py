@@ -18,7 +18,8 @@ from dashboard.studies.entries import Setting, drift_of, entry_of, own_step, sha
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Losses, losses_of
 from dashboard.studies.names import shortened
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from parallel_core.analysis.parity import Parity, parity
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec

@@ -18,7 +18,8 @@ from dashboard.runs.models import ENDED
 from dashboard.studies.answers import Answer
 from dashboard.studies.entries import taken_of
 from dashboard.studies.losses import Points, losses_of, series_of
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.target import least, reached, window
 from parallel_core.analysis.versions import Use, uses

@@ -11,7 +11,8 @@ from dashboard.charts.swept import Field, Quantity, Tried
 from dashboard.runs.differences import flat, value_text
 from dashboard.runs.form_words import short_label
 from dashboard.studies import sweepable
-from dashboard.studies.overviews import Overview, Row
+from dashboard.studies.overviews import Overview
+from dashboard.studies.rows import Row
 from parallel_core.analysis.quantities import loss_text, seconds_text
 
 KINDS = frozenset({"sweep", "listed"})
