@@ -40,7 +40,7 @@ def listed(name: str, default: str = "") -> list[str]:
 
 DEBUG = flag("DEBUG", False)
 SECRET_KEY = os.environ.get("SECRET_KEY", DEFAULT_SECRET)
-if SECRET_KEY == DEFAULT_SECRET and not DEBUG and not flag("TRAINYARD_TESTING", False):
+if SECRET_KEY.strip() in ("", DEFAULT_SECRET) and not DEBUG and not flag("TRAINYARD_TESTING", False):
     raise ImproperlyConfigured(
         "SECRET_KEY is not set. Set it to a long random string (./run does this itself), or DEBUG=1 to develop."
     )

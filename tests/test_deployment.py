@@ -111,8 +111,10 @@ def test_where_the_network_reaches_other_hosts_they_have_a_part() -> None:
     assert "| `TRAINYARD_ACROSS_HOSTS` |" in GUIDE.partition("### Settings in .env")[2]
 
 
-def test_settings_refuse_a_default_secret_without_debug() -> None:
+@pytest.mark.parametrize("secret", [None, "", " ", "insecure-for-development-only"])
+def test_settings_refuse_a_default_secret_without_debug(secret: str | None) -> None:
     env = {k: v for k, v in os.environ.items() if k not in {"SECRET_KEY", "TRAINYARD_TESTING", "DEBUG"}}
+    env |= {} if secret is None else {"SECRET_KEY": secret}
     command = [sys.executable, "-c", "import dashboard.settings"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode != 0
