@@ -79,7 +79,8 @@ def bars(found: list[JudgedSetup]) -> Chart:
     rows = [(f"{case.letter}: {case.judged.plan.label()}", case.judged.parts) for case in found]
     limits = [case.judged.capacity for case in found]
     fits = sum(case.judged.peak <= case.judged.capacity for case in found)
-    title = f"{fits} of {len(found)} set-ups fit into their devices."
+    what = "fits into the memory of its devices" if fits == 1 else "fit into the memory of their devices"
+    title = f"{fits} of {len(found)} set-ups {what}."
     return charts.memory(rows, limits, title, key="judge")
 
 

@@ -39,6 +39,14 @@ def test_of_two_that_work_the_faster_is_named(reader: Client) -> None:
     assert verdict[2].startswith("A trains 1.")
 
 
+def test_what_fits_into_memory_is_not_said_to_work_where_it_cannot(reader: Client) -> None:
+    """Both cannot: the first takes more devices than there are, the second does not fit."""
+    asked = setups(a_model="gpt-175b", a_plan="TP 8 x PP 192, SP", b_model="gpt-175b", b_plan="DP 8")
+    page = reader.get(PAGE, asked)
+    assert [sentence[:9] for sentence in page.context["verdict"]] == ["A cannot:", "B cannot:"]
+    assert page.context["chart"].title == "1 of 2 set-ups fits into the memory of its devices."
+
+
 def test_the_cheapest_change_opens_judge_with_it(reader: Client) -> None:
     case, _ = reader.get(PAGE).context["cases"][0]
     assert not case.judged.fits
