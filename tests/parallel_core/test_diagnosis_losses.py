@@ -67,6 +67,9 @@ def test_causes_of_a_divergence() -> None:
     (jump,) = diagnose(healthy(spec(), loss=nan, lr=np.where(np.arange(40) < 24, 3e-4, 3e-2)))
     assert "jumped from 0.0003 to 0.03 at step 24" in jump.evidence
     assert "100 times" in jump.change
+    (wide,) = diagnose(healthy(spec(), loss=nan, lr=np.where(np.arange(40) < 24, 3.0, 3000.0)))
+    assert "jumped from 3 to 3000 at step 24" in wide.evidence
+    assert "jump of 1000 times" in wide.change, "as the fault that is injected by default"
     (high,) = diagnose(healthy(spec(), loss=nan, lr=np.full(40, 0.3)))
     assert "The learning rate was 0.3, 1000 times train.lr" in high.evidence
     assert high.change == "Train at train.lr, 0.0003."

@@ -28,7 +28,7 @@ JUMP = 3.0
 """Factor from one step to the next; a warm-up takes hundreds of steps for as much."""
 SPIKE = 1.25
 PLAIN = 1e7
-"""Scales below this are written without an exponent."""
+"""Scales, rates and factors below this are written without an exponent."""
 
 
 def check(case: Case) -> Finding | None:
@@ -124,6 +124,11 @@ def _large(value: float) -> str:
     return significant(value, 6) if value < PLAIN else f"{value:.3g}"
 
 
+def _short(value: float) -> str:
+    """A positive number to three digits, with an exponent where it is very small or very large."""
+    return significant(value) if 1 <= value < PLAIN else f"{value:.3g}"
+
+
 def _finding(case: Case, title: str, at: int) -> Finding:
     evidence, change = _cause(case, at)
     return Finding("divergence", title, f"{_before(case, at)}{evidence}", change, tab="metrics", urgent=True)
@@ -176,8 +181,9 @@ def _rate_jump(case: Case, at: int) -> tuple[str, str] | None:
     if factor < JUMP:
         return None
     return (
-        f"The learning rate jumped from {rates[step - 1]:.3g} to {rates[step]:.3g} at step {case.loss_steps[step]}.",
-        f"Undo that jump of {factor:.3g} times, or warm the rate up over hundreds of steps.",
+        f"The learning rate jumped from {_short(float(rates[step - 1]))} to {_short(float(rates[step]))} "
+        f"at step {case.loss_steps[step]}.",
+        f"Undo that jump of {_short(factor)} times, or warm the rate up over hundreds of steps.",
     )
 
 
@@ -186,7 +192,7 @@ def _rate_above_asked(case: Case, at: int) -> tuple[str, str] | None:
     if rate < JUMP * asked:
         return None
     return (
-        f"The learning rate was {rate:g}, {significant(rate / asked)} times train.lr, at a batch of "
+        f"The learning rate was {rate:g}, {_short(rate / asked)} times train.lr, at a batch of "
         f"{case.spec.train.global_batch}.",
         f"Train at train.lr, {asked:g}.",
     )
