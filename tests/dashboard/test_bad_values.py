@@ -41,6 +41,7 @@ def profile(alice: Any) -> Profile:
         (PLANNER, {"half": "1e-308"}, "half", "Must be from 0.000001 to "),
         (PLANNER, {"link": "1e-9"}, "link", "Must be from 0.000001 to 100\xa0000 GB/s; got 1e-09."),
         (PLANNER, {"per_host": "0"}, "per_host", "Must be from 1 to 1"),
+        (PLANNER, {"memory": "2000", "reserved": "3000"}, "reserved", "less than the memory, 2\xa0000 GiB."),
         (PLANNER, {"hidden": "9" * 400}, "hidden", "999…"),
         (f"{PLANNER}crossover/", {"hidden": "9" * 400}, "hidden", "must be a whole number from 1 to 1\xa0048\xa0576;"),
         (f"{PLANNER}crossover/", {"flops": "1e-308"}, "flops", "Must be from 0.000001 to "),

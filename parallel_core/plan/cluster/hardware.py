@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from parallel_core.analysis.quantities import bound_text
 from parallel_core.plan.cluster.plans import Bools, Floats
 from parallel_core.plan.cluster.problems import Problems
 from parallel_core.plan.cluster.store import rows, table
@@ -91,7 +92,7 @@ class Cluster:
         found.number("link", self.link / 1e9, 0, 1e5, " GB/s")
         found.number("network", self.network / 1e9, 0, 1e5, " GB/s")
         if not 0 <= self.reserved < self.device.memory and "memory" not in found.messages:
-            most = f"{self.device.memory / GIB:.3g}"
+            most = bound_text(self.device.memory / GIB)
             found.add("reserved", f"Must be at least 0 and less than the memory, {most} GiB.")
         if not found.messages and self.devices > self.per_host and self.devices % self.per_host:
             down, up = self.devices // self.per_host * self.per_host, -(-self.devices // self.per_host) * self.per_host
