@@ -15,6 +15,9 @@ from parallel_core.analysis.quantities import percent_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Speedup, Stats
 
+ALL = ": “All values” shows them"
+"""Follows in a source the number of values above the first view; the name of the button as in chart_buttons.js."""
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -41,6 +44,11 @@ class Chart:
     def script_id(self) -> str:
         """Id of the JSON script that holds the figure in a page."""
         return f"figure-{self.key}"
+
+    @property
+    def printed_source(self) -> str:
+        """The source without what only a page with scripts has."""
+        return self.source.replace(ALL, "")
 
     @property
     def picture(self) -> str:

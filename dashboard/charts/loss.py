@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dashboard.charts import many_lines, theme
-from dashboard.charts.chart import Chart
+from dashboard.charts.chart import ALL, Chart
 from dashboard.json_values import finite_list
 from parallel_core.analysis.downsample import Means
 from parallel_core.analysis.quantities import count_text, significant
@@ -25,8 +25,6 @@ HEIGHT = 320
 LEGEND_ROW, LEGEND_COLUMNS = 20, 4
 """Pixels that each row of the legend adds, and how many names a row holds."""
 COLUMNS = ("run", "points", "first", "last", "least")
-ALL = "All values"
-"""The button of static/js/chart_buttons.js."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def _counted(drawn: Sequence[Curve], older: Sequence[Curve], of_all: str, above:
     if older:
         text += f"; faint: {count_text(sum(c.total for c in older))} points of earlier attempts, trained again"
     text += "".join(f"; no line of {one.label} over samples, {UNCOUNTED}" for one in drawn if one.samples_shift is None)
-    return text + (f", {count_text(above)} of them above this view: “{ALL}” shows them" if above else "")
+    return text + (f", {count_text(above)} of them above this view{ALL}" if above else "")
 
 
 def _layout(lines: int, unit: str, meta: dict[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart
-from dashboard.charts.loss import ALL
+from dashboard.charts.chart import ALL, Chart
 from dashboard.charts.theme import escape_label, var
 from parallel_core.analysis.quantities import listed_text, percent_text
 
@@ -72,7 +71,7 @@ def chart(fields: Sequence[Field], tried: Sequence[Tried], quantity: Quantity, s
     title = _title(fields, known, best, quantity)
     above = 0 if len(fields) == 2 else _above(known)
     source += f", {len(known)} of {len(tried)} runs"
-    source += f", {above} of them above this view: “{ALL}” shows them" if above else ""
+    source += f", {above} of them above this view{ALL}" if above else ""
     return Chart("swept", title, subtitle, source, figure, columns, rows)
 
 

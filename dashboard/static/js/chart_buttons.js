@@ -16,7 +16,7 @@ const MOVES = [
   { label: "Later", sign: "→", keys: ["d", "ArrowRight"], to: ([low, high]) => shifted(low, high, 0.5) },
   { label: "Whole step", sign: "Whole step", keys: ["0"], to: (_, full) => full },
 ];
-const [ALL, FIRST] = ["All values", "First view"]; // ALL as in dashboard/charts/loss.py
+const [ALL, FIRST] = ["All values", "First view"]; // ALL as in dashboard/charts/chart.py
 const HINT = "Drag to zoom in, double-click for the whole step. Keys: W, S, A, D, 0.";
 
 const shown = ({ box }) => box.layout.xaxis.range.map(Number);
