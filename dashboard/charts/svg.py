@@ -19,6 +19,7 @@ from django.utils.safestring import SafeString, mark_safe
 from dashboard.charts import svg_marks, svg_traces
 from dashboard.charts.svg_traces import CHARACTER, Axis, Plot, label, text, unmarked
 from dashboard.charts.theme import Figure
+from parallel_core.analysis.quantities import large_text
 
 WIDTH, HALF = 800, 400
 """Pixels: width of a picture as wide as the page, and of one of two next to each other."""
@@ -164,7 +165,11 @@ def nice(low: float, high: float, most: int = 7) -> list[float]:
 
 
 def number(value: float) -> str:
-    return f"{value:g}" if abs(value) < 1e6 else f"{value:.3g}"
+    """A value at an axis; millions of steps or tokens with their unit, as the charts of live pages have them."""
+    size = abs(value)
+    if 1e6 <= size < 1e15:
+        return f"{'-' * (value < 0)}{large_text(round(size))}"
+    return f"{value:g}" if size < 1e6 else f"{value:.3g}"
 
 
 def _axes(plot: Plot, layout: dict[str, Any], titled: bool) -> list[str]:

@@ -150,6 +150,12 @@ def traced() -> dict[int, np.ndarray]:
     return {0: rows, 1: rows.copy()}
 
 
+def test_large_values_of_an_axis_are_written_with_their_unit() -> None:
+    """As the charts of the live pages have them: of steps, samples and tokens."""
+    said = [svg.number(value) for value in (0.0, -2.5, 250_000.0, 1e6, -1.25e6, 4e9, 3e26)]
+    assert said == ["0", "-2.5", "250000", "1 M", "-1.25 M", "4 B", "3e+26"]
+
+
 def test_the_norm_of_a_single_device_is_part_of_its_update_and_no_communication(traced: dict[int, np.ndarray]) -> None:
     table = gantt.chart([("", {0: traced[0]})], "t", "s")
     busy = dict(zip(table.columns, table.rows[0], strict=True))
