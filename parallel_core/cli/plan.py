@@ -143,7 +143,7 @@ def _accuracy() -> int:
     for row in [*times, *accuracy.layer_times(), *accuracy.with_replicas()]:
         used = "fitted on" if row.fitted else ""
         values = f"{row.predicted:9.2f} {row.unit:2}  measured {row.measured:9.2f}"
-        print(f"{row.error * 100:+6.1f} %  {values}  {row.key}  {used}".rstrip())
+        print(f"{row.error * 100:+z6.1f} %  {values}  {row.key}  {used}".rstrip())
     for word, rows in (("in", [r for r in times if r.fitted]), ("out of", [r for r in times if not r.fitted])):
         found = accuracy.summary(rows)
         errors = f"mean {found.mean:.2%}, worst {found.worst:.2%}, bias {found.bias:+.2%}"

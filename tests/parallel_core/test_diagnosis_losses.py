@@ -15,8 +15,15 @@ from tests.parallel_core.test_replay import step
 
 def test_large_loss_scales_have_exponents() -> None:
     skipped = np.minimum(np.arange(40.0), 20)
-    found = [diagnose(healthy(spec("fp16"), skipped=skipped, loss_scale=np.full(40, last))) for last in (32768.0, 2e23)]
-    assert [one[0].evidence.split(" and is ")[1] for one in found] == ["32768 now.", "2e+23 now."]
+    found = [
+        diagnose(healthy(spec("fp16"), skipped=skipped, loss_scale=np.full(40, last)))
+        for last in (32768.0, 2.0**60, 2e23)
+    ]
+    assert [one[0].evidence.split(" and is ")[1] for one in found] == [
+        "32\N{NO-BREAK SPACE}768 now.",
+        "2^60 now.",
+        "2e+23 now.",
+    ]
 
 
 def test_a_pipeline_that_stays_full_skips_updates() -> None:

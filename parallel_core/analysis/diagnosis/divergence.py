@@ -10,13 +10,14 @@ et al. 2018, section 3.2).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
-from parallel_core.analysis.quantities import few_text, significant
+from parallel_core.analysis.quantities import bound_text, few_text, significant
 from parallel_core.learning_rate import rate_at
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
@@ -107,21 +108,21 @@ def _overflowing(case: Case) -> Finding | None:
     skipped, of = skipped_of(case.spec, case.skipped, first)
     if skipped <= SKIPPED or skipped < SKIPPED_SHARE * of:
         return None
-    scale = _large(float(case.loss_scale[-1])) if len(case.loss_scale) else "unknown"
+    scale = _scale_text(float(case.loss_scale[-1])) if len(case.loss_scale) else "unknown"
     began = float(case.loss_scale[0]) if first and len(case.loss_scale) else case.spec.train.loss_scale
     return Finding(
         "divergence",
         f"{skipped:.0f} of {of} {what} were skipped: fp16 overflows.",
-        f"The loss scale began at {_large(began)} and is {scale} now.",
+        f"The loss scale began at {_scale_text(began)} and is {scale} now.",
         "Begin with a lower train.loss_scale, or train in bf16, whose range is that of fp32.",
         tab="metrics",
         urgent=True,
     )
 
 
-def _large(value: float) -> str:
-    """`65536`, `1e+30`: with an exponent where the number would have too many digits."""
-    return significant(value, 6) if value < PLAIN else f"{value:.3g}"
+def _scale_text(value: float) -> str:
+    """`65 536`, `2^60`, `2e+23`: with an exponent where it would have too many digits."""
+    return bound_text(value) if value < PLAIN or math.frexp(value)[0] == 0.5 else f"{value:.3g}"
 
 
 def _short(value: float) -> str:
