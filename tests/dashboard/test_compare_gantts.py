@@ -10,7 +10,7 @@ from django.test import Client
 
 from dashboard.runs import selectors
 from dashboard.runs.models import Run, SpanChunk
-from dashboard.studies import figures
+from dashboard.studies import gantts
 from tests.dashboard import factory
 
 
@@ -71,7 +71,7 @@ def test_spans_dropped_of_a_step_that_arrives_meanwhile_are_not_of_the_step_draw
             SpanChunk.objects.create(attempt=run.attempts.get(), rank=rank, **chunk)
         return found
 
-    monkeypatch.setattr(figures, "spans", read)
+    monkeypatch.setattr(gantts, "spans", read)
     source = reader.get(f"/compare/gantt.json?show={runs[0].pk},{runs[1].pk}").json()["source"]
     assert [selectors.span_counts(run, selectors.newest_traced_step(run) or 0, 0)[1] for run in runs] == [99, 99]
     assert "; 1 of 13 operations of rank 0 of both differ" in source and "kept" not in source

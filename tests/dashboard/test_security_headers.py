@@ -50,7 +50,7 @@ def test_a_page_that_failed_has_them(member: Client, monkeypatch: pytest.MonkeyP
     def fails(*_: object, **__: object) -> HttpResponse:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("dashboard.studies.views.render", fails)
+    monkeypatch.setattr("dashboard.studies.list_views.render", fails)
     member.raise_request_exception = False
     answer = member.get("/studies/")
     assert answer.status_code == 500 and lacking(answer) == []
