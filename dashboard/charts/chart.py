@@ -194,6 +194,11 @@ def run_column(entries: Sequence[Entry]) -> str:
     return f"run: {fields}" if fields else "run"
 
 
+def column_of_runs(columns: Sequence[str]) -> int | None:
+    """The place of the column that `run_column` heads; None if no row is of a run."""
+    return next((i for i, name in enumerate(columns) if name == "run" or name.startswith("run: ")), None)
+
+
 def row_labels(names: Sequence[str]) -> list[str]:
     """Names as labels of a figure, escaped; long ones are cut, but not one that would then be as another, nor one that
     is no longer than that."""

@@ -62,14 +62,13 @@ def texts(run: Run) -> list[Text]:
     vocab, prompt = RunSpec.stored(run.spec).model.vocab, run.task["prompt"]
     reported = _replicas(run)
     samples = merged(reported)["tokens"] if reported else [[] for _ in range(run.task["samples"])]
-    whole = [text([*prompt, *tokens], vocab) for tokens in samples]
-    start = text(prompt, vocab)
-    # A prompt may end inside a letter of several bytes: then the whole does not begin with it.
-    return [
-        Text(*((start, made.removeprefix(start)) if made.startswith(start) else ("", made)), len(tokens), said)
-        for made, tokens in zip(whole, samples, strict=True)
-        for said in (_advice(tokens, text(tokens, vocab), run.task),)
-    ]
+    start, out = text(prompt, vocab), []
+    for tokens in samples:
+        whole, advice = text([*prompt, *tokens], vocab), _advice(tokens, text(tokens, vocab), run.task)
+        # A prompt may end inside a letter of several bytes: then the whole does not begin with it.
+        shown = start if whole.startswith(start) else ""
+        out.append(Text(shown, whole.removeprefix(shown), len(tokens), advice))
+    return out
 
 
 def _advice(tokens: Sequence[int], made: str, task: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from dashboard.charts.chart import Chart
+from dashboard.charts.chart import Chart, column_of_runs
 from dashboard.runs.models import ACTIVE
 from dashboard.studies import figures
 from dashboard.studies.overviews import Overview
@@ -52,7 +52,7 @@ def few_of(request: HttpRequest, view: Overview, said: Iterable[str]) -> Few:
 def listed(chart: Chart, few: Few) -> Chart:
     """The chart with the numbers of the rows that are shown alone, for a page without folded tables. Of a chart whose
     rows are no runs, all."""
-    at = next((i for i, name in enumerate(chart.columns) if name == "run" or name.startswith("run: ")), None)
+    at = column_of_runs(chart.columns)
     if at is None or not few.hidden:
         return chart
     names = {name for row in few.shown.rows for name in (row.entry.label, row.entry.marked, row.entry.name)}

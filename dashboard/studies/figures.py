@@ -22,9 +22,7 @@ from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
 from dashboard.runs.metrics import left_out
 from dashboard.runs.samples import samples_shift
-from dashboard.runs.selectors import (
-    series,
-)
+from dashboard.runs.selectors import series
 from dashboard.studies import by_loss
 from dashboard.studies.breakages import role_of
 from dashboard.studies.comparability import same_work
