@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 _EXACT = 1e15
 """Below it a float tells whole numbers apart."""
+_PERCENT = 100 * (1 + 1e-12)
+"""A hair above 100: formatting sends a half to the even neighbour, readers expect it to go up."""
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 LOSS_DIGITS = 4
@@ -113,13 +115,14 @@ def figure_text(value: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """A share 0 .. 1 as whole percent; `under 1 %` where rounding would hide it."""
-    return "under 1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
+    """A share 0 .. 1 as whole percent, a half away from nothing: `13 %` of 1/8 as `38 %` of 3/8; `under 1 %` where
+    rounding would hide it."""
+    return "under 1 %" if 0 < share < 0.005 else f"{share * _PERCENT:.0f} %"
 
 
 def signed_percent_text(share: float, decimals: int = 1) -> str:
     """A relative error with its sign: `+1.9 %`, `−0.3 %`; without one, as `0.0 %`, where it rounds to nothing."""
-    text = f"{100 * share:+.{decimals}f}"
+    text = f"{share * _PERCENT:+.{decimals}f}"
     return minus_text(f"{text if float(text) else text[1:]} %")
 
 
