@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
 from parallel_core import limits, rules
 from parallel_core.all_rules import check_all
+from parallel_core.faults import KINDS as FAULTS
 from parallel_core.faults import AnyFault
 from parallel_core.field_names import likely
 from parallel_core.model_spec import ModelSpec
@@ -243,10 +244,20 @@ def field_errors(error: ValidationError) -> dict[str, str]:
 
 def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
     """As `rules.describe`, for an error at `loc` of a RunSpec: of a field that does not exist it also names the one
-    that was probably meant, and of the memory cap its unit, which forms translate into their own."""
+    that was probably meant, and of the memory cap its unit, which forms translate into their own. A fault's field is
+    named by its kind, as rules between fields name it: `inject.straggler.rank`."""
+    if len(loc) > 3 and loc[0] == "inject" and loc[2] in FAULTS:
+        loc = (loc[0], *loc[2:])
     field, said = rules.describe(item, loc)
     if loc == ("trace", "memory_cap"):
         _, got, given = said.rstrip(".").partition("; got")
         return field, f"{CAP_NEEDED}{got}{given}."
-    meant = likely(RunSpec, loc) if item["type"] == rules.UNKNOWN else ""
+    meant = _meant(loc) if item["type"] == rules.UNKNOWN else ""
     return field, f"{said.removesuffix('.')}; use {meant}." if meant else said
+
+
+def _meant(loc: tuple[Any, ...]) -> str:
+    """The field that an unknown one was probably meant to be, for a fault all it has; "" for none."""
+    if len(loc) == 3 and loc[0] == "inject" and (fault := FAULTS.get(loc[1])):
+        return ", ".join(fault.fields())
+    return likely(RunSpec, loc)

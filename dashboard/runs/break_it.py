@@ -6,7 +6,6 @@ list (`RunSpec.inject`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -72,8 +71,3 @@ def from_inject(faults: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for name in fault.fields():
             out[html_name(f"{SECTION}.{kind}.{name}")] = plain(found.get(kind, {}).get(name, usual[name]))
     return out
-
-
-def form_path(path: str) -> str:
-    """`inject.0.straggler.rank` (position in the list) as `inject.straggler.rank`; any other path unchanged."""
-    return re.sub(rf"^{SECTION}\.\d+\.", f"{SECTION}.", path)

@@ -222,7 +222,7 @@ def part_of(spec: RunSpec, paths: Collection[str]) -> dict[str, Any]:
 
 def leaf_of(path: str) -> str:
     """The leaf that has a form field for an error of this path, `parallel.cuts` for `parallel.cuts.0`; '' if none."""
-    parts = break_it.form_path(path).split(".")
+    parts = path.split(".")
     known = (".".join(parts[:length]) for length in (3, 2))
     return next((leaf for leaf in known if leaf in ENTRIES), "")
 

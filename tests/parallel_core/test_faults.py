@@ -124,7 +124,7 @@ def test_what_is_not_spelt_right_is_told_what_would_be(text: str, words: str) ->
         (["high_scale"], {}, "inject.high_scale", "use precision=fp16."),
         (["high_lr:step=99"], {}, "inject.high_lr.step", "steps=6, which is 5; use step=5 or less, or steps=100"),
         (["memory_hog:rank=1"], {}, "inject.memory_hog.rank", "use rank=0."),
-        (["straggler:factor=1"], {}, "inject.0.straggler.factor", "more than 1"),
+        (["straggler:factor=1"], {}, "inject.straggler.factor", "more than 1"),
     ],
 )
 def test_a_fault_that_does_not_fit_the_run_names_its_field(

@@ -286,8 +286,9 @@ def test_of_an_unknown_key_the_field_that_was_meant_is_named(rooms: dict[str, An
     assert errors(**rooms) == {field: f"There is no such field; use {meant}."}
 
 
-def test_a_misspelt_fault_has_no_field_of_the_spec_named() -> None:
-    assert list(errors(inject=[{"kind": "straggler", "rnk": 1}]).values()) == ["There is no such field."]
+def test_of_an_unknown_key_of_a_fault_all_that_it_has_are_named() -> None:
+    found = errors(inject=[{"kind": "straggler", "rnk": 1}])
+    assert found == {"inject.straggler.rnk": "There is no such field; use rank, factor."}
 
 
 def test_the_limits_themselves_are_allowed() -> None:
