@@ -22,7 +22,7 @@ from parallel_core.analysis.bins import Bins
 from parallel_core.analysis.breakdown import Account, Breakdown, accounts, mean
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import ns_text, percent_text, step_text
-from parallel_core.analysis.waits import Waited, step_start, waited_if_whole
+from parallel_core.analysis.waits import Causes, Waited, step_start, waited, waited_if_whole
 from parallel_core.layout import Layout
 
 KEPT_BYTES = 192 << 20
@@ -84,9 +84,16 @@ def _outline(row: int, begin: float, end: float) -> dict[str, Any]:
 class Step:
     """The spans of one step by rank. With the `layout` of its ranks it is also known who waited for whom."""
 
-    def __init__(self, spans: Spans, layout: Layout | None = None, hosts: Sequence[str] = ()) -> None:
-        """`hosts` = the host of each rank, if there are several."""
-        self.spans, self._layout, self._hosts = spans, layout, hosts
+    def __init__(
+        self,
+        spans: Spans,
+        layout: Layout | None = None,
+        hosts: Sequence[str] = (),
+        met: Mapping[int, Causes] | None = None,
+    ) -> None:
+        """`hosts` = the host of each rank, if there are several; `met` = who came last to the collectives of
+        an imported job without a known layout."""
+        self.spans, self._layout, self._hosts, self._met = spans, layout, hosts, met
         self.layout = layout or Layout.unknown(max(spans, default=0) + 1)
         """Without a given layout, every rank is treated on its own."""
         self.total = sum(map(len, spans.values()))
@@ -107,7 +114,7 @@ class Step:
 
     @cached_property
     def waited(self) -> Mapping[int, Waited]:
-        return waited_if_whole(self.spans, self._layout)
+        return waited(self.spans, self.layout, self._met) if self._met else waited_if_whole(self.spans, self._layout)
 
     def part(self, ranks: Collection[int]) -> Step:
         """Some of its ranks, with what is known only from all of them: their waits and accounts."""
@@ -137,7 +144,7 @@ class Step:
     @cached_property
     def accounts(self) -> Mapping[int, Account]:
         """By rank: what the step consists of, and the account's further figures."""
-        return accounts(self.spans, self.layout)
+        return accounts(self.spans, self.layout, self._met)
 
     @property
     def pace(self) -> str:

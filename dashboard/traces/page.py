@@ -185,7 +185,7 @@ def _judged(trace: Trace, step: int) -> OfTrace:
         if trace.spec:
             found, rules = recorded.diagnose(trace.spec, [own.spans for own in steps], trace.recorded.get("others"))
         else:
-            found = diagnose([own.spans for own in steps], steps[0].accounts, world_of(trace))
+            found = diagnose([own.spans for own in steps], [own.accounts for own in steps], world_of(trace))
             rules = len(RULES)
     except ValueError as error:
         return OfTrace(why_not=f"Nothing was judged: {error}.")

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from dashboard.charts.timeline import Step, kept
 from dashboard.traces.models import Trace
 from parallel_core.analysis.export import About
+from parallel_core.analysis.meetings import last_to_come
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.spec import DeviceKind
@@ -31,8 +32,14 @@ def groups(trace: Trace, step: int) -> dict[int, list[str]] | None:
 
 def step_of(trace: Trace, step: int) -> Step:
     """A step of the trace, with the run's layout if its spec was exported with it."""
-    layout = Layout.of(trace.trained) if trace.trained else None
-    return kept(("trace", trace.pk, step), lambda: Step(spans(trace, step), layout))
+    return kept(("trace", trace.pk, step), lambda: _read(trace, step))
+
+
+def _read(trace: Trace, step: int) -> Step:
+    found = spans(trace, step)
+    if trace.trained:
+        return Step(found, Layout.of(trace.trained))
+    return Step(found, met=last_to_come(found, groups(trace, step)))
 
 
 def device_of(trace: Trace) -> DeviceKind:

@@ -13,8 +13,10 @@ exactly one component, the first of this list that covers it:
 7. `bubble`: waiting inside a RECV, before the SEND of its peer began;
 8. `exposed_p2p`: the rest of that RECV, and waiting inside SENDs (also for a late receiver);
 9. `other`: SETUP;
-10. `exposed_collective`: a gradient BUCKET in flight that nothing above hides;
-11. `other`: what no span covers: the rank was between operations, with no sign that it waited for another rank.
+10. `bubble`: a gradient BUCKET in flight that nothing above hides, before its last participant arrived, where that is
+   known of an imported trace (a run of ours waits for its buckets in an ALLREDUCE, which is 1. and 2.);
+11. `exposed_collective`: the rest of that BUCKET;
+12. `other`: what no span covers: the rank was between operations, with no sign that it waited for another rank.
 
 A message that is started, and waited for later, is a span from its start to the end of that wait (gloo in traces of
 torch.profiler). Operations that the rank started in between did not depend on it, so waiting counts only after the last
@@ -123,13 +125,16 @@ class Account:
     overlapped: int = 0
 
 
-def accounts(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> dict[int, Account]:
-    """Account of one traced step for each global rank in `spans` (SPAN rows, any order)."""
+def accounts(
+    spans: Mapping[int, NDArray[np.void]], layout: Layout, met: Mapping[int, waits.Causes] | None = None
+) -> dict[int, Account]:
+    """Account of one traced step for each global rank in `spans` (SPAN rows, any order); `met` as in `waits.waited`."""
     rows = waits.ordered(spans)
     arrivals, sends = waits.arrivals(rows, layout), waits.awaited_sends(rows, layout)
     out = {}
     for rank, own in rows.items():
         last = {kind: arrivals[rank, kind].at for kind in waits.BLOCKING if (rank, kind) in arrivals}
+        last[Kind.BUCKET] = met[rank].at if met and rank in met else waits.pieces(own, Kind.BUCKET)[0]
         out[rank] = _of_rank(own, last, waits.received(rank, own, layout, sends).at)
     return out
 
@@ -216,7 +221,7 @@ def phase_layers(rows: NDArray[np.void], waited: Waited | None = None) -> list[t
     A phase may occur several times; what no interval covers is `idle`.
     """
     begun = rows["start"] if waited is None else waited.until
-    arrived = {kind: begun[waits.among(rows, (kind,))] for kind in waits.BLOCKING}
+    arrived = {kind: begun[waits.among(rows, (kind,))] for kind in (*waits.BLOCKING, Kind.BUCKET)}
     layers = _layers(rows, arrived, begun[waits.among(rows, RECVS)])
     return [(_PHASE_OF.get(name, name), pieces) for name, pieces in layers]
 
@@ -234,7 +239,8 @@ def _turns(rows: NDArray[np.void], window: tuple[int, int]) -> tuple[int, int]:
 
 def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times) -> list[tuple[str, Pieces]]:
     """The components with the intervals they claim, highest precedence first (see the module's docstring)."""
-    collective = [_split(waits.pieces(rows, kind), last) for kind, last in arrivals.items()]
+    collective = [_split(waits.pieces(rows, kind), arrivals[kind]) for kind in waits.BLOCKING if kind in arrivals]
+    late, summing = _split(waits.pieces(rows, Kind.BUCKET), arrivals[Kind.BUCKET])
     received, given = waits.of_kinds(rows, *RECVS), waits.of_kinds(rows, *SENDS)
     waiting, coming = _split((waits.stands_from(rows, received), received["end"]), sent)
     leaving = waits.stands_from(rows, given), given["end"]
@@ -251,7 +257,8 @@ def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times)
         ("bubble", waiting),
         ("exposed_p2p", _join(coming, leaving)),
         ("other", waits.pieces(rows, Kind.SETUP)),
-        ("exposed_collective", waits.pieces(rows, Kind.BUCKET)),
+        ("bubble", late),
+        ("exposed_collective", summing),
         (_MOVING, _join(arriving, (given["start"], given["end"]), waits.pieces(rows, *FLIGHT.values()))),
     ]
 

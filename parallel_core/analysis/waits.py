@@ -240,8 +240,9 @@ def waited_if_whole(spans: Rows, layout: Layout | None) -> dict[int, Waited]:
     return waited(spans, layout) if layout is not None and len(spans) == layout.world else {}
 
 
-def waited(spans: Rows, layout: Layout) -> dict[int, Waited]:
-    """Waits of every rank, with its rows in any order."""
+def waited(spans: Rows, layout: Layout, met: Mapping[int, Causes] | None = None) -> dict[int, Waited]:
+    """Waits of every rank, with its rows in any order; `met`: the last arrival at each BUCKET of a rank by start, where
+    those of an imported trace are known (`meetings.last_to_come`)."""
     order = {rank: np.argsort(table["start"], kind="stable") for rank, table in spans.items()}
     rows = {rank: table[order[rank]] for rank, table in spans.items()}
     came, sent = arrivals(rows, layout), awaited_sends(rows, layout)
@@ -249,6 +250,7 @@ def waited(spans: Rows, layout: Layout) -> dict[int, Waited]:
     for rank, own in rows.items():
         ns, who, until = np.zeros(len(own), np.int64), np.full(len(own), -1, np.int64), own["start"].copy()
         found = [((kind,), came[rank, kind]) for kind in BLOCKING if (rank, kind) in came]
+        found += [((Kind.BUCKET,), met[rank])] if met and rank in met else []
         for kinds, causes in [*found, (tuple(RECVS), received(rank, own, layout, sent))]:
             here = among(own, kinds)
             end = own["end"][here]

@@ -2,9 +2,8 @@
 
 Nothing is known of the job but its spans, so dependencies are inferred. A span depends on the one that ended last on
 its rank before it, and starts as long after that as measured (host time is kept), but never before the previous span of
-its lane ends. The k-th collective of a process group is the same on each of its ranks: it lasts from the arrival of the
-last rank, for as long as measured from then on. Where a trace does not name groups, the k-th collective of one rank is
-taken for the k-th of every rank. Without changes every span keeps its measured time.
+its lane ends. A collective (`analysis.meetings` says which are the same one) lasts from the arrival of the last of its
+ranks, for as long as measured from then on. Without changes every span keeps its measured time.
 
 A trace does not say which message a pipeline rank waited for, so pipelines are refused.
 """
@@ -12,21 +11,18 @@ A trace does not say which message a pipeline rank waited for, so pipelines are 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.meetings import Groups, Spans, named, numbers
 from parallel_core.analysis.waits import step_start
 from parallel_core.schedule.ir import P2P, Kind
 
 MOST_SPANS = 40_000
 """Most spans: walking through more takes seconds."""
-Spans = Mapping[int, NDArray[np.void]]
-Groups = Mapping[int, Sequence[str]]
-"""Rank -> process group of each of its collectives (BUCKET), by start; '' where nothing names it."""
 _NONE = -1
 _OF_HOST = (Kind.DATA, Kind.SETUP)
 """Kinds that a faster device does not speed up."""
@@ -60,44 +56,14 @@ def replayed(
     _check(spans)
     zero = step_start(spans)
     ordered = {rank: _by_start(rows[rows["kind"] != Kind.STEP]) for rank, rows in spans.items()}
-    met = _numbers(ordered, groups if groups and named(spans, groups) else None)
+    met = numbers(ordered, groups if groups and named(spans, groups) else None)
     ranks = {rank: _rank(rows, met[rank], zero) for rank, rows in ordered.items()}
     _walk(ranks, _lags(ranks), links, device)
     return {rank: _moved(spans[rank], own, zero) for rank, own in ranks.items()}
 
 
-def named(spans: Spans, groups: Groups) -> bool:
-    """Whether `groups` has the process group of every collective of the spans."""
-    many = {rank: int((rows["kind"] == Kind.BUCKET).sum()) for rank, rows in spans.items()}
-    return all(len(own := groups.get(rank, ())) == count and all(own) for rank, count in many.items())
-
-
 def _by_start(rows: NDArray[np.void]) -> NDArray[np.void]:
     return rows[np.argsort(rows["start"], kind="stable")]
-
-
-def _numbers(ordered: Spans, groups: Groups | None) -> dict[int, list[int]]:
-    """[rank][k]: number of the rank's k-th collective, the same on all ranks that take part in it.
-
-    Raises ValueError where ranks of a group have different numbers of its collectives.
-    """
-    many = {rank: int((rows["kind"] == Kind.BUCKET).sum()) for rank, rows in ordered.items()}
-    own = {rank: groups[rank] if groups else [""] * count for rank, count in many.items()}
-    counts = {rank: Counter(said) for rank, said in own.items()}
-    for group in sorted({group for said in own.values() for group in said}):
-        here = {rank: said[group] for rank, said in counts.items() if group in said or not groups}
-        if len(set(here.values())) > 1:
-            listed = ", ".join(f"rank {rank} has {count}" for rank, count in sorted(here.items())[:4])
-            raise ValueError(f"not every rank took part in the same collectives: {listed}")
-    numbers: dict[tuple[str, int], int] = {}
-    out: dict[int, list[int]] = {}
-    for rank, said in own.items():
-        seen = Counter[str]()
-        out[rank] = []
-        for group in said:
-            out[rank].append(numbers.setdefault((group, seen[group]), len(numbers)))
-            seen[group] += 1
-    return out
 
 
 def _check(spans: Spans) -> None:

@@ -231,7 +231,7 @@ def test_a_wait_inside_a_collective_is_idle_in_bars_and_bins_as_it_is_in_the_acc
     shares = dict(zip(bins.columns, bins.rows[0], strict=True))
     assert (shares["idle, % of the window"], shares["communication, % of the window"]) == ("50 %", "30 %")
     part = heatmap.chart(spans, "t", "s", (20.0, 100.0), None, step.waited)
-    assert part.rows[0][1] == "62 %", "50 of 80 ms"
+    assert part.rows[0][1] == "63 %", "50 of 80 ms"
 
 
 def test_bins_divide_a_step_as_the_table_of_its_bars_does() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from parallel_core.analysis.breakdown import Account, accounts
-from parallel_core.analysis.diagnosis import imported
 from parallel_core.analysis.diagnosis.imported import diagnose
 from parallel_core.analysis.gaps import gaps
+from parallel_core.analysis.meetings import last_to_come
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
@@ -136,7 +136,7 @@ def test_stages_of_a_pipeline_are_not_held_against_each_other() -> None:
 def test_ranks_that_are_traced_are_judged_by_their_own_numbers() -> None:
     """Of a job of 64 ranks often only a few are traced."""
     slow, fed = ({7 * rank + 3: rows for rank, rows in made.items()} for made in (step(slow=2.0), step(data=3.0)))
-    straggler = diagnose([slow] * 4, accounts_of(slow))[0]
+    straggler = diagnose([slow] * 4, [accounts_of(slow)] * 4)[0]
     assert (straggler.rule, straggler.rank) == ("straggler", 10)
     assert "rank 10 is a straggler" in straggler.title and "the device of rank 10:" in straggler.change
     for rank in (3, 17, 24):
@@ -158,23 +158,23 @@ def accounts_of(made: Step) -> dict[int, Account]:
     return accounts(made, Layout.unknown(max(made) + 1))
 
 
-def test_accounts_that_are_known_are_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, other = step(sums=6.0), step(sums=6.5)
-    plain, known, taken = diagnose([made, other]), accounts_of(made), []
-
-    def counted(spans: Step, layout: Layout) -> dict[int, Account]:
-        taken.append(spans)
-        return accounts(spans, layout)
-
-    monkeypatch.setattr(imported, "accounts", counted)
-    assert diagnose([made, other], known) == plain and [one[0] is other[0] for one in taken] == [True]
-    # Known accounts are used for the judgement: those of another step lead to another finding.
-    healthy = step()
+def test_accounts_that_are_known_are_used() -> None:
+    made, healthy = step(sums=6.0), step()
+    assert diagnose([made], [accounts_of(made)]) == diagnose([made])
     assert diagnose([healthy]) == []
-    assert "exposed_collectives" in [one.rule for one in diagnose([healthy], known)]
+    assert "exposed_collectives" in [one.rule for one in diagnose([healthy], [accounts_of(made)])]
 
 
 def test_accounts_of_a_step_that_lacks_a_rank_are_of_no_other_step() -> None:
     healthy, cut = step(), step(sums=6.0)
     del cut[3]
-    assert diagnose([cut, healthy, healthy], accounts_of(step(sums=6.0))) == [] == diagnose([cut, healthy, healthy])
+    steps = [cut, healthy, healthy]
+    assert diagnose(steps, [accounts_of(one) for one in steps]) == [] == diagnose(steps)
+
+
+def test_waiting_for_a_straggler_is_no_communication() -> None:
+    """The sums last 1 ms from the arrival of rank 1, which computes 10 ms longer than the others."""
+    made = step(slow=2.0, sums=1.0)
+    parts = {rank: one.parts for rank, one in accounts(made, Layout.unknown(4), last_to_come(made, None)).items()}
+    assert {rank: one.exposed_collective for rank, one in parts.items()} == dict.fromkeys(range(4), MS)
+    assert {rank: one.bubble for rank, one in parts.items()} == {0: 10 * MS, 1: 0, 2: 10 * MS, 3: 10 * MS}

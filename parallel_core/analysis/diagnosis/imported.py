@@ -20,6 +20,7 @@ from parallel_core.analysis.diagnosis import data_stall, imported_pipeline, stra
 from parallel_core.analysis.diagnosis.case import Case, Finding, Step
 from parallel_core.analysis.diagnosis.exposed_reduction import MOST
 from parallel_core.analysis.gaps import gaps
+from parallel_core.analysis.meetings import last_to_come
 from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text
 from parallel_core.layout import Layout
 from parallel_core.simulate.recovered import is_pipeline
@@ -31,8 +32,8 @@ from parallel_core.spec import RunSpec
 class _Imported(Case):
     """Steps of n ranks by position 0 .. n - 1, which count as replicas of each other; its spec is a placeholder."""
 
-    first: Mapping[int, Account] | None = None
-    """Accounts of the first step, if known."""
+    known: Sequence[Mapping[int, Account]] | None = None
+    """Accounts of the steps, if they were taken before."""
     ranks: Sequence[int] = ()
     """The rank at each position."""
     world: int = 0
@@ -48,9 +49,9 @@ class _Imported(Case):
 
     @cached_property
     def accounts(self) -> list[dict[int, Account]]:
-        if self.first is None:
-            return [accounts(step, self.layout) for step in self.traced]
-        return [dict(self.first), *(accounts(step, self.layout) for step in self.traced[1:])]
+        if self.known is None:
+            return [accounts(step, self.layout, last_to_come(step, None)) for step in self.traced]
+        return [dict(own) for own in self.known]
 
     @cached_property
     def layout(self) -> Layout:
@@ -78,7 +79,7 @@ def _uneven(case: _Imported) -> Finding | None:
 
 def _exposed(case: _Imported) -> Finding | None:
     """Threshold of `exposed_reduction`, for collectives of any kind, on the rank where they are hidden best: on the
-    others they include waiting for it. On all of them they may if a rank has no trace."""
+    others they may include waiting for it, as on all of them if a rank has no trace."""
     alone = case.of_rank(lambda rank, account: account.parts.exposed_collective)
     took = round(min(alone.values())) if len(alone) > 1 else 0
     if not case.step_ns or took < MOST * case.step_ns:
@@ -142,16 +143,17 @@ RULES: dict[str, Callable[[_Imported], Finding | None]] = {
 }
 
 
-def diagnose(steps: Sequence[Step], first: Mapping[int, Account] | None = None, world: int = 0) -> list[Finding]:
+def diagnose(
+    steps: Sequence[Step], known: Sequence[Mapping[int, Account]] | None = None, world: int = 0
+) -> list[Finding]:
     """Findings of the steps that all traced ranks have, by the time they cost; raises ValueError if there is none.
-    `first`: accounts of the first step with `Layout.unknown`, if known; `world`: number of the job's ranks, traced or
-    not (0: not known)."""
+    `known`: the accounts of the same steps with `Layout.unknown`; `world`: number of the job's ranks, traced or not (0:
+    not known)."""
     ranks = max((sorted(step) for step in steps), key=len, default=[])
-    whole = [step for step in steps if sorted(step) == ranks and all(map(len, step.values()))]
+    whole = [i for i, step in enumerate(steps) if sorted(step) == ranks and all(map(len, step.values()))]
     if not ranks or not whole:
         raise ValueError("no step is in the traces of all ranks")
-    known = None if first is None or whole[0] is not steps[0] else _by_position(first, ranks)
-    positions = [_by_position(step, ranks) for step in whole]
-    case = _Imported(RunSpec(), positions, first=known, ranks=ranks, world=world)
+    taken = None if known is None else [_by_position(known[i], ranks) for i in whole]
+    case = _Imported(RunSpec(), [_by_position(steps[i], ranks) for i in whole], known=taken, ranks=ranks, world=world)
     found = [finding for rule in RULES.values() if (finding := rule(case)) is not None]
     return sorted(found, key=lambda finding: -finding.effect_ns)
