@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from parallel_core.analysis.breakdown import COMPONENTS, PARTS, Breakdown
+from parallel_core.analysis.breakdown import PARTS, Breakdown
+from parallel_core.analysis.causes import LOSSES, why_fast, why_slow
 from parallel_core.analysis.names import CATEGORY_NAMES, COMPONENT_NAMES
 from parallel_core.analysis.parity import Parity
 from parallel_core.analysis.quantities import (
@@ -21,7 +22,6 @@ from parallel_core.analysis.quantities import (
     loss_text,
     minus_text,
     ns_text,
-    one_of,
     percent_text,
     plural_text,
     ratio_text,
@@ -66,25 +66,30 @@ def verdict(results: Sequence[Result], baseline: Result) -> list[str]:
 def fastest(results: Sequence[Result], baseline: Result) -> str:
     """Which run is fastest, its speedup over the baseline, and the runs within noise of it."""
     best = min(results, key=lambda r: r.step.median)
+    close = _rivals(results, best, baseline)
+    lost = "; its loss is not finite any more" if best.diverged else ""
     if best is baseline:
         time = ns_text(best.step.median * 1e9)
-        verb = "has the fastest median" if best.step.few else "is fastest"
-        return f"{baseline.label}, the baseline, {verb}: {time} a step{_rivals(results, best, baseline)}."
+        verb = "has the fastest median" if best.step.few or close else "is fastest"
+        return f"{baseline.label}, the baseline, {verb}: {time} a step{lost}{close}."
     gain = speedup(baseline.step, best.step)
-    verb = "has the fastest median" if gain.within_noise else "is fastest"
+    verb = "has the fastest median" if gain.within_noise or close else "is fastest"
     times = f"{_times(gain)} {baseline.label}{_of_ideal(gain, best, baseline)}{noise(gain)}"
-    return f"{best.label} {verb}: {times}{'' if gain.within_noise else _busy(best)}{_rivals(results, best, baseline)}."
+    return f"{best.label} {verb}: {times}{'' if gain.within_noise else why_fast(best, baseline)}{lost}{close}."
 
 
 def slowest(results: Sequence[Result], baseline: Result) -> str:
-    """Which run is slowest, its speedup over the baseline, and why."""
+    """Which run is slowest, its speedup over the baseline, why, and the runs within noise of it."""
     worst = max(results, key=lambda r: r.step.median)
+    close = _rivals(results, worst, baseline)
     if worst is baseline:
-        verb = "has the slowest median" if worst.step.few else "is slowest"
-        return f"{baseline.label}, the baseline, {verb}: {ns_text(worst.step.median * 1e9)} a step."
+        verb = "has the slowest median" if worst.step.few or close else "is slowest"
+        return f"{baseline.label}, the baseline, {verb}: {ns_text(worst.step.median * 1e9)} a step{close}."
     gain = speedup(baseline.step, worst.step)
-    verb = "has the slowest median" if gain.within_noise else "is slowest"
-    return f"{worst.label} {verb}: {ratio_text(gain.ratio)}{noise(gain)}{_why(worst)}."
+    verb = "has the slowest median" if gain.within_noise or close else "is slowest"
+    even = gain.within_noise and worst.devices <= baseline.devices  # on more devices, no gain is to be explained, too
+    why = "" if even else why_slow(worst, baseline)
+    return f"{worst.label} {verb}: {ratio_text(gain.ratio)}{noise(gain)}{why}{close}."
 
 
 def few_steps(results: Sequence[Result]) -> str:
@@ -159,7 +164,7 @@ def speedup_title(results: Sequence[Result], baseline: Result) -> str:
 
 def breakdown_title(results: Sequence[Result]) -> str:
     """Title of the stacked steps: the largest component that is not compute."""
-    lost = [(r.breakdown.share(name), r.label, name) for r in results if r.breakdown for name in _LOSSES]
+    lost = [(r.breakdown.share(name), r.label, name) for r in results if r.breakdown for name in LOSSES]
     if not lost:
         return "0 steps have the spans of all ranks so far."
     share, label, name = max(lost)
@@ -230,7 +235,7 @@ def loss_title(first: float, last: float, steps: int, label: str) -> str:
 
 def gantt_title(label: str, breakdown: Breakdown) -> str:
     """Title of one traced step."""
-    name = max(_LOSSES, key=breakdown.share)
+    name = max(LOSSES, key=breakdown.share)
     return (
         f"{percent_text(breakdown.share('compute'))} of {ns_text(breakdown.total)} "
         f"is compute in {label}; {COMPONENT_NAMES[name]} takes {percent_text(breakdown.share(name))}."
@@ -255,9 +260,6 @@ def difference_sentence(a: Breakdown, b: Breakdown) -> str:
     return f"Of {ns_text(abs(total))} {verb} between their traced steps: {named}, rest {_signed(sign * rest)}."
 
 
-_LOSSES = tuple(name for name in COMPONENTS if name != "compute")
-
-
 _LOPSIDED = 0.25
 """From this share of the ratio on, the whole interval is given: for skewed times ± would overstate it."""
 
@@ -276,14 +278,13 @@ def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
     return f" ({percent_text(gain.ratio * baseline.ideal / result.ideal)} of ideal)"
 
 
-def _rivals(results: Sequence[Result], best: Result, baseline: Result) -> str:
-    """The runs that may be as fast: their whiskers overlap those of the best."""
-    lost = "; its loss is not finite any more" if best.diverged else ""
-    others = [r for r in results if r is not best and r is not baseline]
-    close = [r for r in others if speedup(r.step, best.step).within_noise]
+def _rivals(results: Sequence[Result], first: Result, baseline: Result) -> str:
+    """The runs that may be as fast, or as slow, as the first: their whiskers overlap its own."""
+    others = [r for r in results if r is not first and r is not baseline]
+    close = [r for r in others if speedup(r.step, first.step).within_noise]
     if len(close) == 1:
-        return f"{lost}; {close[0].label} is within noise"
-    return f"{lost}; {len(close)} others are within noise" if close else lost
+        return f"; {close[0].label} is within noise"
+    return f"; {len(close)} others are within noise" if close else ""
 
 
 def noise(gain: Speedup, of: str = "timed step") -> str:
@@ -292,26 +293,6 @@ def noise(gain: Speedup, of: str = "timed step") -> str:
     if not gain.within_noise:
         return ""
     return f", within noise ({plural_text(gain.n, of)})" if gain.few else ", within noise"
-
-
-def _busy(result: Result) -> str:
-    """Why a run is fast, if it was traced: what its devices do most of the time."""
-    if result.breakdown is None or not result.breakdown.total:
-        return ""
-    share = result.breakdown.share("compute")
-    if result.devices == 1:
-        return f"; {percent_text(share)} of its step is compute"
-    return f"; {share * result.devices:.1f} of its {result.devices} devices compute on average"
-
-
-def _why(result: Result) -> str:
-    """What slowed a run: other processes, else the largest component of its traced step besides compute."""
-    if result.taken:
-        return f"; other processes took {percent_text(result.taken)} of {one_of(result.devices)}"
-    if result.breakdown is None or not result.breakdown.total:
-        return ""
-    name = max(_LOSSES, key=result.breakdown.share)
-    return f"; {percent_text(result.breakdown.share(name))} of its step is {COMPONENT_NAMES[name]}"
 
 
 def _largest(memory: Mapping[str, int]) -> tuple[str, float]:

@@ -49,7 +49,9 @@ SINGLE = Result(
 DP = Result(
     "DP", stats(0.063), ideal=2.0, memory={"params": 40 * MIB}, breakdown=Breakdown(compute=80, bubble=20), devices=2
 )
-NAIVE = Result("Naive", stats(0.120), memory={"params": 30 * MIB}, breakdown=Breakdown(compute=45, bubble=55))
+NAIVE = Result(
+    "Naive", stats(0.120), memory={"params": 30 * MIB}, breakdown=Breakdown(compute=45, bubble=55), devices=2
+)
 ALL = [SINGLE, DP, NAIVE]
 
 
@@ -97,7 +99,7 @@ def test_one_timed_step_is_said_instead_of_a_spread() -> None:
     assert sentences.fastest([a, b], a) == f"B has the fastest median: 1.01x of A (101 % of ideal), {words}."
     assert sentences.slowest([a, b], b) == f"A has the slowest median: 0.99x, {words}."
     assert sentences.fastest([a, b], b).startswith("B, the baseline, has the fastest median: 99.5 ms a step")
-    assert sentences.slowest([a, b], a) == "A, the baseline, has the slowest median: 100 ms a step."
+    assert sentences.slowest([a, b], a) == "A, the baseline, has the slowest median: 100 ms a step; B is within noise."
     assert sentences.speedup_title([a, b], a) == f"0 of 1 beat A beyond noise; B reaches 1.01x, {words}."
 
 
@@ -162,11 +164,12 @@ def test_a_narrow_spread_is_one_number() -> None:
 
 def test_why_one_is_fastest_and_one_is_slowest_is_said() -> None:
     alone = replace(DP, devices=1)
-    assert sentences.fastest([SINGLE, alone], SINGLE).endswith("; 80 % of its step is compute.")
+    untraced = replace(SINGLE, breakdown=None)
+    assert sentences.fastest([untraced, alone], untraced).endswith("; 80 % of its step is compute.")
     assert sentences.fastest([SINGLE, replace(DP, breakdown=None)], SINGLE).endswith("(79 % of ideal).")
     taken = replace(NAIVE, taken=0.7, devices=2)
     assert sentences.slowest([SINGLE, taken], SINGLE).endswith("; other processes took 70 % of one of its devices.")
-    alone = replace(taken, devices=1)
+    alone = replace(taken, devices=1, step=stats(0.2))
     assert sentences.slowest([SINGLE, alone], SINGLE).endswith("; other processes took 70 % of its device.")
     assert sentences.disturbed_baseline(SINGLE) == ""
     assert sentences.disturbed_baseline(replace(SINGLE, taken=0.63)).startswith("The baseline, Single, was disturbed: ")
