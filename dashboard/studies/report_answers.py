@@ -9,31 +9,25 @@ from django.urls import reverse
 
 from dashboard.charts import capacity
 from dashboard.runs import traces
-from dashboard.runs.samples import samples_after
 from dashboard.runs.traces import Trace
-from dashboard.studies import answers, streams
+from dashboard.studies import answers, slowest
 from dashboard.studies.comparability import same_work
 from dashboard.studies.entries import taken_of
 from dashboard.studies.overviews import SIDE_BY_SIDE, Overview
 from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides, sentence
+from parallel_core.analysis.causes import LOSSES
 from parallel_core.analysis.diagnosis.case import REPLAYED
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import (
     apart_text,
-    bytes_text,
     count_text,
-    listed_text,
-    loss_text,
     percent_text,
     plural_text,
     ratio_text,
-    seconds_text,
-    significant,
 )
-from parallel_core.plan.traffic import most_sent
 from parallel_core.simulate.replay import FREE, Change, replay
 
 READ = 24
@@ -46,9 +40,6 @@ MOST_LEFT = 4
 """The most runs that are named as not replayed for one reason."""
 MOST_FREED = 8
 """The most replayed runs that have a line each."""
-LOWER = 0.01
-"""Relative difference from which a lower loss is mentioned: precisions differ by less."""
-LOSSES = tuple(name for name in COMPONENT_NAMES if name != "compute")
 
 
 class Written(NamedTuple):
@@ -98,9 +89,7 @@ def _of_speed(view: Overview, done: Sequence[Row], steps: Mapping[int, Trace]) -
         return [Written(fastest, [SIDE_BY_SIDE], [])]
     return [
         Written(fastest, _extremes(view, done), _to(done[0], done[-1])),
-        Written(
-            "Is there a reason to use the slowest?", [_slowest(view, done)], [("Time against memory", "#tradeoff")]
-        ),
+        Written(slowest.QUESTION, [slowest.sentence(view, done)], [("Time against memory", "#tradeoff")]),
         Written("What would the speedup be with free communication?", *_free(done, steps)),
     ]
 
@@ -131,77 +120,6 @@ def _goes(row: Row) -> list[str]:
     lost = f"; the largest loss is {COMPONENT_NAMES[name]} with {percent_text(parts.share(name))}"
     compute = f"{percent_text(parts.share('compute'))} of its traced step is compute"
     return [f"{compute}{lost if parts.share(name) else ''}."]
-
-
-def _slowest(view: Overview, done: Sequence[Row]) -> str:
-    """What the slowest has that the fastest has not: a lower loss, less memory, room for layers, less traffic, or an
-    earlier loss."""
-    fast, slow = done[0], done[-1]
-    found = (
-        _lower(slow, fast),
-        _lighter(slow, fast),
-        _deeper(slow, fast),
-        _quieter(slow, fast),
-        _sooner(slow, fast, view),
-    )
-    reasons = [text for text in found if text]
-    if not reasons:
-        return f"No number compared here speaks for {slow.entry.label}: {fast.entry.label} {_no_worse(slow, fast)}."
-    return f"Yes. Against {fast.entry.label}, {slow.entry.label} {listed_text(reasons)}."
-
-
-def _no_worse(slow: Row, fast: Row) -> str:
-    """In what the faster run is no worse, where `_lighter`, `_deeper` and `_quieter` found nothing: only what is known
-    of both was compared."""
-    said = ["is faster"]
-    said += ["takes no more memory"] if all(map(_peak, (slow, fast))) else []
-    said += ["holds no fewer layers"] if slow.entry.largest and fast.entry.largest else []
-    return listed_text([*said, "sends no more"])
-
-
-def _peak(row: Row) -> int | None:
-    """Bytes at the peak of the worst rank; None if not metered."""
-    return row.entry.result.memory_total if row.entry.result else None
-
-
-def _lower(slow: Row, fast: Row) -> str:
-    """A lower loss, if both saw as many samples of one task and the difference is more than rounding; else ''."""
-    (a, one), (b, other) = ((row.run.loss, row.spec) for row in (slow, fast))
-    seen = {samples_after(row.run, row.steps_done) for row in (slow, fast)}
-    if a is None or None in seen or len(seen) > 1 or (one.model, one.train.corpus) != (other.model, other.train.corpus):
-        return ""
-    if fast.run.diverged:
-        return f"ends at loss {loss_text(a)}, where that of {fast.entry.label} is not finite"
-    lower = b is not None and a < b * (1 - LOWER)
-    return f"ends at loss {loss_text(a)} instead of {loss_text(b)}" if lower and b is not None else ""
-
-
-def _lighter(slow: Row, fast: Row) -> str:
-    a, b = _peak(slow), _peak(fast)
-    return f"takes {bytes_text(a)} instead of {bytes_text(b)} on its worst rank" if a and b and a < b else ""
-
-
-def _deeper(slow: Row, fast: Row) -> str:
-    a, b = slow.entry.largest, fast.entry.largest
-    return f"would hold {count_text(a)} layers instead of {count_text(b)}" if a and b and a > b else ""
-
-
-def _quieter(slow: Row, fast: Row) -> str:
-    a, b = most_sent(slow.spec), most_sent(fast.spec)
-    if a >= b:
-        return ""
-    return f"sends {bytes_text(a)} a step from a device instead of {bytes_text(b)}" if a else "sends nothing"
-
-
-def _sooner(slow: Row, fast: Row, view: Overview) -> str:
-    """Reaching a loss earlier: possible for the slower run if their updates differ; else ''."""
-    if slow.spec.parallel.flushes and fast.spec.parallel.flushes:
-        return ""
-    race = streams.race(view)
-    a, b = (own.seconds if (own := race.reaches.get(row.run.pk)) else None for row in (slow, fast))
-    if race.goal is None or a is None or b is None or a >= b:
-        return ""
-    return f"reaches loss {significant(race.goal, 4)} in {seconds_text(a)} instead of {seconds_text(b)}"
 
 
 def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:
