@@ -12,6 +12,7 @@ from dashboard.charts import theme
 from dashboard.charts.chart import ALL, Chart
 from dashboard.charts.theme import escape_label, var
 from parallel_core.analysis.quantities import listed_text, percent_text
+from parallel_core.analysis.stats import Stats, speedup
 
 ROW_PX = 36
 HEIGHT = 330
@@ -45,14 +46,18 @@ class Tried:
     places: tuple[int, ...]
     value: float | None
     why: str = ""
+    step: Stats | None = None
+    """The times of its steps, where the value is their median."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is compared, of which less is better: its name, and a value of it as text, in a column."""
+    """What is compared, of which less is better: its name, a value of it as text, in a column, and the words of an
+    axis."""
 
     name: str
     text: Callable[[float], str]
+    axis: str = ""
 
 
 def chart(fields: Sequence[Field], tried: Sequence[Tried], quantity: Quantity, source: str) -> Chart:
@@ -68,7 +73,7 @@ def chart(fields: Sequence[Field], tried: Sequence[Tried], quantity: Quantity, s
     ]
     how = "most colour = best, framed" if len(fields) == 2 else "a mark a run, a line through the best of each value"
     subtitle = "; ".join(filter(None, (f"{quantity.name.capitalize()}; {how}", _edges(fields, best))))
-    title = _title(fields, known, best, quantity)
+    title = _title(fields, tried, best, quantity)
     above = 0 if len(fields) == 2 else _above(known)
     source += f", {len(known)} of {len(tried)} runs"
     source += f", {above} of them above this view{ALL}" if above else ""
@@ -83,29 +88,58 @@ def _said(one: Tried, quantity: Quantity) -> str:
     return one.why if one.value is None else quantity.text(one.value)
 
 
-def best_of_each(field: int, known: Sequence[Tried]) -> dict[int, float]:
-    """The best value that a run reached, by the place of its value of the field."""
-    found: dict[int, float] = {}
+def best_of_each(field: int, known: Sequence[Tried]) -> dict[int, Tried]:
+    """The run that reached the best value, by the place of its value of the field."""
+    found: dict[int, Tried] = {}
     for one in sorted(known, key=_value, reverse=True):
-        found[one.places[field]] = _value(one)
+        found[one.places[field]] = one
     return dict(sorted(found.items()))
 
 
-def _title(fields: Sequence[Field], known: Sequence[Tried], best: Tried, quantity: Quantity) -> str:
+def _title(fields: Sequence[Field], tried: Sequence[Tried], best: Tried, quantity: Quantity) -> str:
     """Which values are best, and what the worst value of each field costs, with the best of the others."""
     chosen = listed_text([field.at(at) for field, at in zip(fields, best.places, strict=True)])
     said = f"Lowest {quantity.name}: {quantity.text(_value(best))}, with {chosen}."
-    found = [(max(own.values()), i) for i in range(len(fields)) if len(own := best_of_each(i, known)) > 1]
-    spans = sorted(((worst / _value(best) - 1, i) for worst, i in found), reverse=True) if _value(best) > 0 else []
-    if not spans:
+    if _value(best) <= 0:
         return said
-    (most, i), rest = spans[0], spans[1:]
-    others = "".join(f", that of {fields[k].label} {_more(share)}" for share, k in rest)
-    matters = f"{fields[i].label} matters most: its" if rest else "The"
-    return f"{said} {matters} worst value gives {_more(most)}{others}."
+    alone = [(field, _by_itself(i, tried, best)) for i, field in enumerate(fields)]
+    spans = [(field.label, max(own.values(), key=_value)) for field, own in alone if len(own) > 1]
+    confounded = [field.label for field, own in alone if not own]
+    were = "were not changed by themselves" if len(confounded) > 1 else "was not changed by itself"
+    left = f"{listed_text(confounded)} {were}." if confounded else ""
+    return " ".join(filter(None, (said, _costs(spans, best, several=len(fields) > 1), left)))
 
 
-def _more(share: float) -> str:
+def _costs(spans: Sequence[tuple[str, Tried]], best: Tried, several: bool) -> str:
+    """What the worst value of each field gives, by the best run that has it; '' without any."""
+    ordered = sorted(spans, key=lambda one: _value(one[1]), reverse=True)
+    if not ordered:
+        return ""
+    (label, worst), rest = ordered[0], ordered[1:]
+    noise = worst.step is not None and best.step is not None and speedup(worst.step, best.step).within_noise
+    if noise and rest:
+        return "What each field changes is within noise."
+    others = "".join(f", that of {other} {_more(one, best)}" for other, one in rest)
+    matters = f"{label} matters most: its worst value" if rest else f"The worst value{f' of {label}' * several}"
+    return f"{matters} gives {_more(worst, best)}{', within noise' * noise}{others}."
+
+
+def _by_itself(field: int, tried: Sequence[Tried], best: Tried) -> dict[int, Tried]:
+    """`best_of_each` of the runs whose values of the other fields were tried with every value of this one; {} if those
+    of the best run were not, since then other fields may be what makes the difference."""
+
+    def others(one: Tried) -> tuple[int, ...]:
+        return one.places[:field] + one.places[field + 1 :]
+
+    values = {one.places[field] for one in tried}
+    common = set.intersection(*({others(one) for one in tried if one.places[field] == value} for value in values))
+    if others(best) not in common:
+        return {}
+    return best_of_each(field, [one for one in tried if one.value is not None and others(one) in common])
+
+
+def _more(worst: Tried, best: Tried) -> str:
+    share = _value(worst) / _value(best) - 1
     return f"{1 + share:.1f} times as much" if share >= 1 else f"{percent_text(share)} more"
 
 
@@ -218,7 +252,7 @@ def _side_by_side(fields: Sequence[Field], known: Sequence[Tried], quantity: Qua
         "type": "scatter",
         "mode": "lines+markers",
         "x": _joined([start + at for at in own] for start, own in zip(starts, best, strict=True)),
-        "y": _joined(list(own.values()) for own in best),
+        "y": _joined(list(map(_value, own.values())) for own in best),
         "line": {"color": var("accent"), "width": 2},
         "hoverinfo": "skip",
     }
@@ -232,7 +266,7 @@ def _layout(
     values = [value for field in fields for value in field.values]
     places = [start + at for field, start in zip(fields, starts, strict=True) for at in range(len(field.values))]
     xaxis = _values_axis(fields[0].label if len(fields) == 1 else "", values, places)
-    layout = theme.layout(HEIGHT, xaxis=xaxis, yaxis=theme.axis(quantity.name, zeroline=False))
+    layout = theme.layout(HEIGHT, xaxis=xaxis, yaxis=theme.axis(quantity.axis or quantity.name, zeroline=False))
     if len(fields) > 1:
         layout["margin"] |= {"t": 56}
         layout["annotations"] = [_name(field, start) for field, start in zip(fields, starts, strict=True)]

@@ -42,7 +42,8 @@ def of_overview(kind: str, view: Overview) -> dict[str, Chart]:
     tried = []
     for row in rows:
         places = (own.index(tables[row.run.pk][path]) for path, own in zip(found, values, strict=True))
-        tried.append(Tried(row.entry.marked, tuple(places), _value(view, row), _why(row)))
+        step = row.entry.result.step if row.entry.result and not view.ranking else None
+        tried.append(Tried(row.entry.marked, tuple(places), _value(view, row), _why(row), step))
     return {"swept": swept.chart(fields, tried, _quantity(view), "measured")}
 
 
@@ -57,7 +58,7 @@ def _value(view: Overview, row: Row) -> float | None:
 def _quantity(view: Overview) -> Quantity:
     if view.ranking:
         return Quantity(view.ranking.what, loss_text)
-    return Quantity("step time", lambda value: seconds_text(value, zeros=True))
+    return Quantity("step time", lambda value: seconds_text(value, zeros=True), "seconds a step")
 
 
 def _why(row: Row) -> str:

@@ -83,6 +83,39 @@ def test_one_field_is_a_line_and_three_are_side_by_side_each_through_its_best() 
     assert len(dots["x"]) == 3 * 6 and next(name["text"] for name in made.figure["layout"]["annotations"]) == "Rate"
 
 
+def test_only_a_field_that_was_changed_by_itself_is_said_to_matter() -> None:
+    """The second batch was tried with the second rate alone, so nobody knows what it does with the best one."""
+    some = tried(((0, 0), 1.0), ((1, 0), 2.0), ((1, 1), 1.9))
+    title = charts.chart([RATE, BATCH], some, LOSS, "s").title
+    assert title == (
+        "Lowest final loss: 1.00, with Rate 0.1 and Batch 4. The worst value of Rate gives 2.0 times as much. "
+        "Batch was not changed by itself."
+    )
+    none = tried(((0, 0), 1.0), ((1, 1), 2.0))
+    title = charts.chart([RATE, BATCH], none, LOSS, "s").title
+    assert title.endswith(" Rate and Batch were not changed by themselves.") and "matters" not in title
+
+
+def test_times_within_noise_are_not_said_to_depend_on_a_field(alice: Any) -> None:
+    study = sweep(alice, Swept("parallel.micro_batches", ["1", "2", "4"]), [1.0, 1.02, 1.04])
+    for run in study.runs.all():
+        timed = run.summary["timed"]
+        run.summary = {"timed": {**timed, "p10": timed["p10"] - 0.05, "p90": timed["p90"] + 0.05}}
+        run.save(update_fields=["summary"])
+    chart = swept.of_overview(study.kind, overview(study.runs.all(), ranked=True))["swept"]
+    assert (
+        chart.title == "Lowest step time: 1.00 s, with Micro-batches 1. The worst value gives 4 % more, within noise."
+    )
+    assert chart.figure["layout"]["yaxis"]["title"]["text"] == "seconds a step"
+    crossed = Swept("parallel.micro_batches", ["1", "2"], "train.deterministic", ["false", "true"])
+    study = sweep(alice, crossed, [1.0, 1.02, 1.04, 1.06])
+    for run in study.runs.all():
+        run.summary = {"timed": {**run.summary["timed"], "p10": 0.9, "p90": 1.1}}
+        run.save(update_fields=["summary"])
+    chart = swept.of_overview(study.kind, overview(study.runs.all(), ranked=True))["swept"]
+    assert chart.title.endswith(" What each field changes is within noise.")
+
+
 def test_a_best_value_at_an_end_asks_to_try_beyond() -> None:
     runs = tried(((0,), 1.0), ((1,), 2.0), ((2,), 3.0))
     assert "the best Rate is at an end of what was tried: try values beyond" in (
