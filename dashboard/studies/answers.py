@@ -18,6 +18,7 @@ from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
     difference_text,
+    listed_text,
     loss_text,
     percent_text,
     plural_text,
@@ -65,9 +66,10 @@ def _memory(view: Overview) -> Answer | None:
     sizes = [(size, r.label) for r in view.results if (size := r.memory_total) is not None]
     if not sizes:
         return None
-    (least, label), (most, worst) = min(sizes), max(sizes)
+    (least, _), (most, worst) = min(sizes), max(sizes)
     alike = len(sizes) > 1 and bytes_text(least) == bytes_text(most)
-    detail = "on the worst rank of every run." if alike else f"{label}; {worst} takes most, {bytes_text(most)}."
+    labels = listed_text(sentences.shortened(sentences.lightest(view.results)))
+    detail = "on the worst rank of every run." if alike else f"{labels}; {worst} takes most, {bytes_text(most)}."
     return Answer("Least memory", bytes_text(least), detail, "memory")
 
 

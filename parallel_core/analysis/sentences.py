@@ -138,14 +138,27 @@ def occupied(labels: Sequence[str]) -> str:
 
 
 def least_memory(results: Sequence[Result]) -> str:
-    """Which run needs least memory on its worst rank; '' if none was metered."""
-    sizes = [(size, r.label) for r in results if (size := r.memory_total) is not None]
-    if not sizes:
+    """Which runs need least memory on their worst rank; '' if none was metered."""
+    known = [size for r in results if (size := r.memory_total) is not None]
+    if not known:
         return ""
-    (size, label), (most, _) = min(sizes), max(sizes)
-    if len(sizes) > 1 and bytes_text(size) == bytes_text(most):
-        return f"Memory: {bytes_text(size)} on the worst rank of every run."
-    return f"Least memory: {bytes_text(size)} on its worst rank, {label}."
+    least, labels = bytes_text(min(known)), lightest(results)
+    if len(labels) == len(known) > 1:
+        return f"Memory: {least} on the worst rank of every run."
+    if len(labels) == 1:
+        return f"Least memory: {least} on its worst rank, {labels[0]}."
+    return f"Least memory: {least} on the worst rank of {listed_text(shortened(labels))}."
+
+
+def lightest(results: Sequence[Result]) -> list[str]:
+    """The labels of the metered runs whose memory is written as the least is, which comes first."""
+    known = sorted((size, r.label) for r in results if (size := r.memory_total) is not None)
+    return [label for size, label in known if bytes_text(size) == bytes_text(known[0][0])]
+
+
+def shortened(labels: Sequence[str]) -> list[str]:
+    """The labels themselves, of more than two the first and how many others there are."""
+    return [labels[0], f"{len(labels) - 1} others"] if len(labels) > 2 else list(labels)
 
 
 def speedup_title(results: Sequence[Result], baseline: Result) -> str:

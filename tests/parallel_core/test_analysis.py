@@ -146,6 +146,14 @@ def test_equal_memory_has_no_least() -> None:
     assert sentences.least_memory(alike).endswith(" on the worst rank of every run.")
 
 
+def test_all_that_need_the_least_memory_are_named() -> None:
+    """Also where their bytes differ by less than is shown."""
+    twin = replace(NAIVE, label="Twin", memory={"params": 30 * MIB + 1})
+    assert sentences.least_memory([*ALL, twin]) == "Least memory: 30 MiB on the worst rank of Naive and Twin."
+    runs = [*ALL, twin, replace(twin, label="Third")]
+    assert sentences.least_memory(runs) == "Least memory: 30 MiB on the worst rank of Naive and 2 others."
+
+
 def test_verdict_names_the_baseline_where_it_wins() -> None:
     assert sentences.fastest(ALL, DP) == "DP, the baseline, is fastest: 63 ms a step."
 
