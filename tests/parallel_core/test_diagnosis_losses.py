@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -80,6 +82,29 @@ def test_causes_of_a_divergence() -> None:
     (high,) = diagnose(healthy(spec(), loss=nan, lr=np.full(40, 0.3)))
     assert "The learning rate was 0.3, 1000 times train.lr" in high.evidence
     assert high.change == "Train at train.lr, 0.0003."
+
+
+def test_a_rate_that_jumped_is_the_cause_whatever_the_schedule_and_the_precision() -> None:
+    """Older weights and overflows are there in runs that train well, too; a jump of the rate is not."""
+    nan = np.where(np.arange(40) < 25, 3.0, np.nan)
+    rate = np.where(np.arange(40) < 24, 3e-4, 3e-2)
+    at_once = spec(pp=2, micro_batches=8).model_dump()
+    at_once["parallel"]["schedule"], at_once["train"]["clip"] = "1f1b-stash", "stage"
+    stream = healthy(RunSpec.model_validate(at_once), loss=nan)
+    (old,) = [one for one in diagnose(stream) if one.rule == "divergence"]
+    assert old.evidence.endswith("Its schedule applies gradients of older weights.")
+    half = healthy(spec("fp16"), loss=nan, skipped=np.arange(40.0), loss_scale=np.full(40, 1.0))
+    for case in (replace(stream, lr=rate), replace(half, lr=rate)):
+        (jump,) = [one for one in diagnose(case) if one.rule == "divergence"]
+        assert jump.evidence.endswith("The learning rate jumped from 0.0003 to 0.03 at step 24.")
+    (high,) = diagnose(replace(half, lr=np.full(40, 0.3)))
+    assert high.change == "Train at train.lr, 0.0003."
+
+
+def test_a_gradient_norm_of_many_digits_has_an_exponent() -> None:
+    grown = np.where(np.arange(40) < 25, 1.0, 4.42e10)
+    (rate,) = diagnose(healthy(spec(), loss=np.where(np.arange(40) < 25, 3.0, np.nan), grad_norm=grown))
+    assert "the gradient norm grew to 4.42e+10 times its median" in rate.evidence
 
 
 def test_a_loss_that_was_not_finite_and_recovered_is_not_urgent() -> None:

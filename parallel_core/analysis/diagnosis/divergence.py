@@ -204,17 +204,18 @@ def _rate_too_high(case: Case, at: int) -> tuple[str, str]:
     batch = f"train.lr is {case.spec.train.lr:g} at a batch of {case.spec.train.global_batch}"
     before = case.grad_norm[: at + 1][np.isfinite(case.grad_norm[: at + 1])]
     grew = float(before.max() / np.median(before)) if len(before) and np.median(before) > 0 else 1.0
-    more = f"; the gradient norm grew to {significant(grew)} times its median" if grew >= GRADIENTS_GREW else ""
+    more = f"; the gradient norm grew to {_short(grew)} times its median" if grew >= GRADIENTS_GREW else ""
     lower = f"Lower train.lr, to {case.spec.train.lr / 10:g} say, or warm it up (train.lr_warmup_steps)"
     clip = "" if case.spec.train.clip_norm else "; clip the gradient norm"
     return f"{batch}{more}.", f"{lower}{clip}."
 
 
 _CAUSES: tuple[Callable[[Case, int], tuple[str, str] | None], ...] = (
-    _fp16_overflow,
-    _older_weights,
     _rate_jump,
     _rate_above_asked,
+    _fp16_overflow,
+    _older_weights,
     _rate_too_high,
 )
-"""Each returns (evidence, change) if the run shows it up to the point `at`; the last one always does."""
+"""Each returns (evidence, change) if the run shows it up to the point `at`; the last one always does. A rate that the
+spec does not ask for comes first: runs without one may overflow, and apply older gradients, too."""
