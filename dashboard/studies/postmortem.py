@@ -14,7 +14,7 @@ from dashboard.studies.models import Study
 from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
 from parallel_core.analysis.breakdown import PARTS
-from parallel_core.analysis.diagnosis import Case, Finding, diagnose
+from parallel_core.analysis.diagnosis import Case, Finding, diagnose, disturbed
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_text, signed_percent_text, significant
 from parallel_core.simulate.replay import Change, replay
@@ -93,8 +93,8 @@ def _noise(rows: Sequence[Row]) -> str:
     taken = [others for row in rows if (others := row.entry.others or 0.0) > DISTURBED_ABOVE]
     if not taken:
         return ""
-    went = f"{percent_text(max(taken))} of the time of one device went to other processes"
-    return f"{went}, in {len(taken)} of {len(rows)} runs."
+    most = f"{'Up to ' * (len(taken) > 1)}{percent_text(max(taken))}"
+    return f"{most} of the time of one device went to other processes, in {len(taken)} of {len(rows)} runs."
 
 
 def _found(case: Case, breakage: Breakage) -> list[Finding]:
@@ -127,7 +127,8 @@ def _proof(breakage: Breakage, case: Case, broken: Row, proof: Row) -> str:
         parts.append(f"{words} {now} instead of {then}")
     if proof.run.loss is not None:
         parts.append(f"last loss {significant(proof.run.loss)}{_instead(broken.run.loss, proof.run.loss)}")
-    parts.append("the rules find nothing" if not left else f"the rules still find: {left[0].title}")
+    skipped = "" if disturbed.check(after) is None else ", most that judge times left out"
+    parts.append(f"the rules find nothing{skipped}" if not left else f"the rules still find: {left[0].title}")
     return "; ".join(parts).removesuffix(".") + "."
 
 

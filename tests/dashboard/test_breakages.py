@@ -134,7 +134,20 @@ def test_busy_devices_are_a_caution_and_not_the_cause(client: Client, alice: Any
     assert "scaling" in [finding.rule for finding in found.besides], (
         "the loss of scaling is reported although other processes ran"
     )
+    left_out = found.proof.endswith("the rules find nothing, most that judge times left out.")
+    assert left_out is (position == breakages.PROOF), found.proof
     assert "Read the times with care" in client.get(f"/studies/{study.pk}/findings/").content.decode()
+
+
+def test_of_several_disturbed_runs_the_most_is_said_to_be_the_most(alice: Any) -> None:
+    study = ended(alice, "naive")
+    for run in study.runs.filter(position__in=(breakages.BROKEN, breakages.PROOF)):
+        run.summary = {**run.summary, "cpu_others": 0.3 + run.position / 10}
+        run.save()
+    found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
+    assert found and found.disturbed == (
+        f"Up to {30 + 10 * breakages.PROOF} % of the time of one device went to other processes, in 2 of 3 runs."
+    )
 
 
 def test_what_was_found_stays_while_a_disturbed_run_is_repeated(alice: Any) -> None:
