@@ -50,6 +50,8 @@ class Reach(NamedTuple):
     baseline: bool = False
     others: float = 0.0
     goes_on: bool = False
+    updates: int = 1
+    """Updates of each weight a step; 0 where stages differ in it."""
 
 
 def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pauses: str = "") -> TargetChart:
@@ -119,7 +121,14 @@ def _title(runs: Sequence[Reach], target: float | None) -> str:
         behind = f", before {plural_text(len(there) - 1, 'other')}" if len(there) > 1 else ""
         return f"{first}{behind}{_disturbed(best)}."
     ratio = ratio_text((base.seconds or 0.0) / best.seconds)
-    return f"{first}, {ratio} the speed of {base.label}{_disturbed(best, base)}."
+    return f"{first}, {ratio} the speed of {base.label}{_more_updates(best, base)}{_disturbed(best, base)}."
+
+
+def _more_updates(run: Reach, base: Reach) -> str:
+    """Says where one updates its weights more often, which changes a loss more than the time of a step does."""
+    if not run.updates or not base.updates or run.updates == base.updates:
+        return ""
+    return f", with {plural_text(run.updates, 'update')} a step instead of {base.updates}"
 
 
 def _rest(runs: Sequence[Reach], target: float | None) -> str:

@@ -20,7 +20,7 @@ from dashboard.studies.entries import taken_of
 from dashboard.studies.losses import Points, losses_of, series_of
 from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
-from parallel_core.analysis.quantities import bytes_text, percent_text
+from parallel_core.analysis.quantities import bytes_text, percent_text, plural_text, significant
 from parallel_core.analysis.target import least, reached, window
 from parallel_core.analysis.versions import Use, uses
 from parallel_core.schedule import build
@@ -38,8 +38,9 @@ def of_overview(view: Overview, target: float | None) -> tuple[dict[str, Chart],
     streams = [row for row in view.rows if not row.spec.parallel.flushes]
     if not streams:
         return {}, []
-    made = [_versions(streams), *([] if view.side_by_side else [_target(view, target)])]
-    return {chart.key: chart for chart in made}, _against_dp(view, streams)
+    raced = race(view, target)
+    made = [_versions(streams), *([] if view.side_by_side else [_raced(view, raced)])]
+    return {chart.key: chart for chart in made}, [*_stash_alone(streams, raced), *_against_dp(view, streams)]
 
 
 def verdict(kind: str, said: Sequence[str], view: Overview, charts: Mapping[str, Chart]) -> list[str]:
@@ -57,7 +58,7 @@ def in_list(kind: str, said: Sequence[str], view: Overview) -> list[str]:
     if kind != KIND or view.others_open or all(row.spec.parallel.flushes for row in view.rows) or view.side_by_side:
         return list(said)
     whole = replace(view, losses=losses_of([row.run for row in view.rows]))
-    return verdict(kind, said, whole, {"target": _target(whole, None)})
+    return verdict(kind, said, whole, {"target": _raced(whole, race(whole))})
 
 
 def below(said: Sequence[str], charts: Mapping[str, Chart]) -> dict[str, Chart]:
@@ -93,8 +94,7 @@ class Race(NamedTuple):
     reaches: dict[int, Reach]
 
 
-def _target(view: Overview, target: float | None) -> TargetChart:
-    found = race(view, target)
+def _raced(view: Overview, found: Race) -> TargetChart:
     pauses = left_out(row.run for row in view.rows)
     chart = target_chart.chart(list(found.reaches.values()), found.goal, found.over * view.losses.every, pauses)
     return replace(chart, source=", ".join(filter(None, (chart.source, view.losses.part))))
@@ -116,7 +116,9 @@ def race(view: Overview, target: float | None = None) -> Race:
         step, seconds = (None, None) if at is None else (int(own["step"][at]), _seconds(times.of(row.run), own, at))
         entry, taken, goes_on = row.entry, taken_of(row.run), row.run.state not in ENDED
         found = Reach(entry.label, entry.family, lows[row.run.pk], step, seconds, entry.baseline, taken, goes_on)
-        reaches[row.run.pk] = found
+        split = row.spec.parallel
+        often = {split.updates(place) for place in range(split.pp)}
+        reaches[row.run.pk] = found._replace(updates=often.pop() if len(often) == 1 else 0)
     return Race(goal, over, reaches)
 
 
@@ -130,6 +132,28 @@ def _seconds(times: Points, losses: Points, at: int) -> float:
     first, last = int(losses["step"][0]), int(losses["step"][at])
     known = times["value"][(times["step"] > first) & (times["step"] <= last)]
     return float(known.mean()) * (last - first) if len(known) else float(losses["time"][at] - losses["time"][0])
+
+
+def _stash_alone(streams: Sequence[Row], raced: Race) -> list[Answer]:
+    """What keeping the weights of a forward for its backward changes, all else equal: the steps to the loss, and
+    memory; [] without two such runs that reach it."""
+    plain = {_but_schedule(row): row for row in streams if row.spec.parallel.schedule == "1f1b-naive"}
+    for row in streams:
+        other = plain.get(_but_schedule(row)) if row.spec.parallel.schedule == "1f1b-stash" else None
+        steps = [raced.reaches[one.run.pk].step if one.run.pk in raced.reaches else None for one in (row, other) if one]
+        if other is None or None in steps or raced.goal is None:
+            continue
+        detail = f"to loss {significant(raced.goal, 4)}: {row.entry.label}; {other.entry.label} needs {steps[1]}."
+        if _memory(row) and _memory(other):
+            detail += f" Worst rank: {bytes_text(_memory(row))} instead of {bytes_text(_memory(other))}."
+        return [Answer("Stashing alone", plural_text(steps[0] or 0, "step"), detail, "target")]
+    return []
+
+
+def _but_schedule(row: Row) -> str:
+    """Equal for runs that differ in nothing but their schedule."""
+    split = row.spec.parallel.model_copy(update={"schedule": ""})
+    return row.spec.model_copy(update={"parallel": split}).model_dump_json()
 
 
 def _against_dp(view: Overview, streams: Sequence[Row]) -> list[Answer]:

@@ -139,7 +139,7 @@ def test_the_report_has_them_too(study: Study, alice: Any) -> None:
     assert isinstance(raced, target.TargetChart)
     seen = unmarked(report)
     assert seen.count(raced.title) == 1 == seen.count(raced.rest), "who is first is said above, who is last here"
-    assert [one.question in report for one in told] == [True]
+    assert [one.question in report for one in told] == [True, True]
     assert '/report/?target=3">' in client.get(f"/studies/{study.pk}/?target=3").content.decode()
     report = page(client, f"/studies/{study.pk}/report/?target=5")
     assert "reaches loss 5 " in report
@@ -254,6 +254,30 @@ def test_title_and_speedup_are_those_of_the_numbers() -> None:
     )
     assert target.chart(runs[2:], 1.25, 5).rest == "No run reaches loss 1.25."
     assert "disturbed" not in chart.subtitle and {row[-1] for row in chart.rows} == {""}
+
+
+def test_more_updates_in_a_step_are_said_with_the_speed_to_a_loss() -> None:
+    """They are why an asynchronous pipeline needs fewer steps; its full stages only shorten them."""
+    runs = [Reach("A", "pp", 1.0, 40, 4.0, baseline=True), Reach("B", "pp", 0.9, 12, 2.0, updates=4)]
+    said = target.chart(runs, 1.25, 5).title
+    assert said == "B reaches loss 1.25 in 2 s, 2.00x the speed of A, with 4 updates a step instead of 1."
+    unlike = [runs[0], runs[1]._replace(updates=0)]
+    assert "updates" not in target.chart(unlike, 1.25, 5).title
+
+
+def test_what_stashing_alone_buys_is_an_answer_of_its_own(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    found = streams.race(view)
+    assert {row.entry.label: found.reaches[row.run.pk].updates for row in view.rows} == {
+        **dict.fromkeys(("PP-1F1B", "PP-2BW", "DP"), 1),
+        **dict.fromkeys((f"PP-1F1B async, {how}" for how in ("no stash", "stashed", "vertical sync")), 4),
+    }
+    steps = {row.spec.parallel.schedule: found.reaches[row.run.pk].step for row in view.rows}
+    (alone,) = [one for one in streams.of_overview(view, None)[1] if one.question == "Stashing alone"]
+    assert alone.answer == f"{steps['1f1b-stash']} steps"
+    assert f"stashed; PP-1F1B async, no stash needs {steps['1f1b-naive']}. Worst rank: " in alone.detail
+    asked = streams.of_overview(view, 0.001)[1]
+    assert [one.question for one in asked] == ["Memory against DP"], "nobody reaches that loss"
 
 
 @pytest.mark.parametrize(("others", "words"), [(0, ""), (1, ", before 1 other"), (2, ", before 2 others")])
