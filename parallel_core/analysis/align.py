@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.analysis.waits import gathers_aside
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, FLIGHT, INSIDE, Kind
@@ -224,10 +225,13 @@ def sentence(a: Side, b: Side, found: Alignment, names: tuple[str, str]) -> str:
     total = found.same + found.moved
     if found.equal:
         return f"The same {total} operations in the same order, {_held(a, b)}."
-    parts = [f"{found.same} operations are the same"]
+    unlike = a.units != b.units
+    alike = "of the same kind and micro-batch" if unlike else "the same"
+    parts = [f"{plural_text(found.same, 'operation')} {'is' if found.same == 1 else 'are'} {alike}"]
     parts += [f"{found.moved} stand elsewhere in the order"] if found.moved else []
     parts += [f"{n} are only on {who}" for n, who in zip((found.only_a, found.only_b), names, strict=True) if n]
-    return f"{', '.join(parts)}. {names[0].capitalize()} has {_layers(a)}, {names[1]} {_layers(b)}."
+    layers = f"{names[0].capitalize()} has {_layers(a)}, {names[1]} {_layers(b)}"
+    return f"{layers}: {', '.join(parts)}." if unlike else f"{', '.join(parts)}. {layers}."
 
 
 def _held(a: Side, b: Side) -> str:
