@@ -3,16 +3,14 @@ it. Two fields are a heat map; of one, or of more, each has its values side by s
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dashboard.charts import theme
+from dashboard.charts import swept_title, theme
 from dashboard.charts.chart import ALL, Chart
+from dashboard.charts.swept_title import Field, Quantity, Tried, best_of_each, value_of
 from dashboard.charts.theme import escape_label, var
-from parallel_core.analysis.quantities import listed_text, percent_text
-from parallel_core.analysis.stats import Stats, speedup
+from parallel_core.analysis.quantities import listed_text
 
 ROW_PX = 36
 HEIGHT = 330
@@ -24,46 +22,10 @@ GAP = 1
 """Between the values of two fields, in widths of one."""
 
 
-@dataclass(frozen=True)
-class Field:
-    """A field with the values tried, in their order."""
-
-    label: str
-    values: Sequence[str]
-    ordered: bool = True
-    """Whether the values are numbers, with others beyond the first and the last."""
-
-    def at(self, place: int) -> str:
-        value = self.values[place]
-        return f"{self.label} {value}" if self.ordered else f"{self.label} “{value}”"
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A run: the place of its value in each field, and what it reached; None if nothing, and then `why`."""
-
-    label: str
-    places: tuple[int, ...]
-    value: float | None
-    why: str = ""
-    step: Stats | None = None
-    """The times of its steps, where the value is their median."""
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """What is compared, of which less is better: its name, a value of it as text, in a column, and the words of an
-    axis."""
-
-    name: str
-    text: Callable[[float], str]
-    axis: str = ""
-
-
 def chart(fields: Sequence[Field], tried: Sequence[Tried], quantity: Quantity, source: str) -> Chart:
     """At least one field and one run with a value."""
     known = [one for one in tried if one.value is not None]
-    best = min(known, key=_value)
+    best = min(known, key=value_of)
     figure = _heat_map(fields, tried, best, quantity) if len(fields) == 2 else _side_by_side(fields, known, quantity)
     columns = (*(field.label for field in fields), "run", quantity.name)
     ordered = sorted(tried, key=lambda one: (one.value is None, one.value or 0.0))
@@ -73,74 +35,15 @@ def chart(fields: Sequence[Field], tried: Sequence[Tried], quantity: Quantity, s
     ]
     how = "most colour = best, framed" if len(fields) == 2 else "a mark a run, a line through the best of each value"
     subtitle = "; ".join(filter(None, (f"{quantity.name.capitalize()}; {how}", _edges(fields, best))))
-    title = _title(fields, tried, best, quantity)
+    title = swept_title.title(fields, tried, best, quantity)
     above = 0 if len(fields) == 2 else _above(known)
     source += f", {len(known)} of {len(tried)} runs"
     source += f", {above} of them above this view{ALL}" if above else ""
     return Chart("swept", title, subtitle, source, figure, columns, rows)
 
 
-def _value(one: Tried) -> float:
-    return math.inf if one.value is None else one.value
-
-
 def _said(one: Tried, quantity: Quantity) -> str:
     return one.why if one.value is None else quantity.text(one.value)
-
-
-def best_of_each(field: int, known: Sequence[Tried]) -> dict[int, Tried]:
-    """The run that reached the best value, by the place of its value of the field."""
-    found: dict[int, Tried] = {}
-    for one in sorted(known, key=_value, reverse=True):
-        found[one.places[field]] = one
-    return dict(sorted(found.items()))
-
-
-def _title(fields: Sequence[Field], tried: Sequence[Tried], best: Tried, quantity: Quantity) -> str:
-    """Which values are best, and what the worst value of each field costs, with the best of the others."""
-    chosen = listed_text([field.at(at) for field, at in zip(fields, best.places, strict=True)])
-    said = f"Lowest {quantity.name}: {quantity.text(_value(best))}, with {chosen}."
-    if _value(best) <= 0:
-        return said
-    alone = [(field, _by_itself(i, tried, best)) for i, field in enumerate(fields)]
-    spans = [(field.label, max(own.values(), key=_value)) for field, own in alone if len(own) > 1]
-    confounded = [field.label for field, own in alone if not own]
-    were = "were not changed by themselves" if len(confounded) > 1 else "was not changed by itself"
-    left = f"{listed_text(confounded)} {were}." if confounded else ""
-    return " ".join(filter(None, (said, _costs(spans, best, several=len(fields) > 1), left)))
-
-
-def _costs(spans: Sequence[tuple[str, Tried]], best: Tried, several: bool) -> str:
-    """What the worst value of each field gives, by the best run that has it; '' without any."""
-    ordered = sorted(spans, key=lambda one: _value(one[1]), reverse=True)
-    if not ordered:
-        return ""
-    (label, worst), rest = ordered[0], ordered[1:]
-    noise = worst.step is not None and best.step is not None and speedup(worst.step, best.step).within_noise
-    if noise and rest:
-        return "What each field changes is within noise."
-    others = "".join(f", that of {other} {_more(one, best)}" for other, one in rest)
-    matters = f"{label} matters most: its worst value" if rest else f"The worst value{f' of {label}' * several}"
-    return f"{matters} gives {_more(worst, best)}{', within noise' * noise}{others}."
-
-
-def _by_itself(field: int, tried: Sequence[Tried], best: Tried) -> dict[int, Tried]:
-    """`best_of_each` of the runs whose values of the other fields were tried with every value of this one; {} if those
-    of the best run were not, since then other fields may be what makes the difference."""
-
-    def others(one: Tried) -> tuple[int, ...]:
-        return one.places[:field] + one.places[field + 1 :]
-
-    values = {one.places[field] for one in tried}
-    common = set.intersection(*({others(one) for one in tried if one.places[field] == value} for value in values))
-    if others(best) not in common:
-        return {}
-    return best_of_each(field, [one for one in tried if one.value is not None and others(one) in common])
-
-
-def _more(worst: Tried, best: Tried) -> str:
-    share = _value(worst) / _value(best) - 1
-    return f"{1 + share:.1f} times as much" if share >= 1 else f"{percent_text(share)} more"
 
 
 def _edges(fields: Sequence[Field], best: Tried) -> str:
@@ -252,7 +155,7 @@ def _side_by_side(fields: Sequence[Field], known: Sequence[Tried], quantity: Qua
         "type": "scatter",
         "mode": "lines+markers",
         "x": _joined([start + at for at in own] for start, own in zip(starts, best, strict=True)),
-        "y": _joined(list(map(_value, own.values())) for own in best),
+        "y": _joined(list(map(value_of, own.values())) for own in best),
         "line": {"color": var("accent"), "width": 2},
         "hoverinfo": "skip",
     }
@@ -296,13 +199,13 @@ def _joined(parts: Iterable[Sequence[Any]]) -> list[Any]:
 
 
 def _bottom(known: Sequence[Tried]) -> float:
-    values = sorted(map(_value, known))
+    values = sorted(map(value_of, known))
     return values[0] - 0.1 * (values[len(values) // 2] - values[0])
 
 
 def _top(known: Sequence[Tried]) -> float | None:
     """Where the axis ends if some runs are so far above the others that these would be pressed together; else None."""
-    values = sorted(map(_value, known))
+    values = sorted(map(value_of, known))
     end = values[0] + 2 * FAR * (values[len(values) // 2] - values[0])
     return end if values[-1] > end > values[0] else None
 
@@ -310,4 +213,4 @@ def _top(known: Sequence[Tried]) -> float | None:
 def _above(known: Sequence[Tried]) -> int:
     """How many runs lie above the first view."""
     top = _top(known)
-    return 0 if top is None else sum(_value(one) > top for one in known)
+    return 0 if top is None else sum(value_of(one) > top for one in known)

@@ -28,9 +28,9 @@ def of_overview(kind: str, view: Overview) -> dict[str, Chart]:
     """The chart by its key; {} for other kinds, and where the runs differ in too many fields, or too few have ended."""
     if kind not in KINDS:
         return {}
-    tables = {row.run.pk: flat(row.spec) for row in view.rows}
-    found = [path for path in sweepable.fields() if len({repr(table[path]) for table in tables.values()}) > 1]
     rows = [row for row in view.rows if row.alike]
+    tables = {row.run.pk: flat(row.spec) for row in rows}
+    found = [path for path in sweepable.fields() if len({repr(table[path]) for table in tables.values()}) > 1]
     known = sum(_value(view, row) is not None for row in rows)
     if not 1 <= len(found) <= MOST_FIELDS or len(SPLIT & set(found)) > 1 or known < LEAST_RUNS:
         return {}

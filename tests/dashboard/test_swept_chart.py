@@ -84,16 +84,28 @@ def test_one_field_is_a_line_and_three_are_side_by_side_each_through_its_best() 
 
 
 def test_only_a_field_that_was_changed_by_itself_is_said_to_matter() -> None:
-    """The second batch was tried with the second rate alone, so nobody knows what it does with the best one."""
+    """The second batch was tried with the second rate alone, where it is the better one."""
     some = tried(((0, 0), 1.0), ((1, 0), 2.0), ((1, 1), 1.9))
     title = charts.chart([RATE, BATCH], some, LOSS, "s").title
     assert title == (
-        "Lowest final loss: 1.00, with Rate 0.1 and Batch 4. The worst value of Rate gives 2.0 times as much. "
-        "Batch was not changed by itself."
+        "Lowest final loss: 1.00, with Rate 0.1 and Batch 4. "
+        "Rate matters most: its worst value gives 2.0 times as much, that of Batch 5 % more."
     )
+    part = tried(((0, 0), 1.0), ((1, 0), 2.0), ((2, 1), 9.0))
+    title = charts.chart([RATE, BATCH], part, LOSS, "s").title
+    assert title.endswith(" The worst value of Rate gives 2.0 times as much. Batch was not changed by itself.")
     none = tried(((0, 0), 1.0), ((1, 1), 2.0))
     title = charts.chart([RATE, BATCH], none, LOSS, "s").title
     assert title.endswith(" Rate and Batch were not changed by themselves.") and "matters" not in title
+
+
+def test_only_runs_of_the_baselines_kind_of_model_have_fields(alice: Any) -> None:
+    study = sweep(alice, Swept("train.seed", ["1", "2", "3"]), [2.0, 1.0, 3.0])
+    mlp = {**factory.BASE, "model": {"kind": "mlp", "layers": 2, "hidden": 8}}
+    factory.finished(alice, study=study, position=9)
+    Run.objects.filter(study=study, position=9).update(spec=mlp | {"parallel": {}})
+    chart = swept.of_overview(study.kind, overview(study.runs.all(), study.baseline, ranked=True))["swept"]
+    assert list(chart.columns)[:2] == ["Seed", "run"], "another kind of model has no sequence that could differ"
 
 
 def test_times_within_noise_are_not_said_to_depend_on_a_field(alice: Any) -> None:
