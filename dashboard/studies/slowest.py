@@ -25,7 +25,8 @@ def sentence(view: Overview, done: Sequence[Row]) -> str:
     fast, slow = done[0], done[-1]
     race = streams.race(view) if any(not row.spec.parallel.flushes for row in done) else None
     reasons = _reasons(slow, fast, race)
-    better = next((row for row in done[:-1] if _known(slow) <= _known(row) and not _reasons(slow, row, race)), None)
+    asked = _known(slow) if _lower(slow, fast) else _known(slow) & {"memory", "layers"}
+    better = next((row for row in done[:-1] if asked <= _known(row) and not _reasons(slow, row, race)), None)
     if reasons and better is None:
         return f"Yes. Against {fast.entry.label}, {slow.entry.label} {listed_text(reasons)}."
     known = better or fast

@@ -264,3 +264,5 @@ def test_what_another_run_has_as_well_is_no_reason_to_use_the_slowest(study: Stu
     assert other.entry.result is not None
     unmetered = replace(other, entry=replace(other.entry, result=replace(other.entry.result, memory=None)))
     assert slowest.sentence(view, [fast, unmetered, slow]).startswith("Yes. "), "nobody knows what it takes"
+    slow.run.spec["train"]["global_batch"] = 32
+    assert slowest.sentence(view, [fast, other, slow]).startswith("No number"), "its loss was no reason"
