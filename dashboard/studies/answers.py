@@ -46,7 +46,8 @@ class Answer:
 def of_overview(view: Overview) -> list[Answer]:
     """The answers for a study: lowest loss, memory, largest model, exactness, pipelining, recomputation, use of its
     devices by others."""
-    made = (_lowest(view), _memory(view), _largest(view), _exactness(view))
+    like = view.like_for_like  # another kind of model is no choice instead of the baseline's
+    made = (_lowest(view), _memory(like), _largest(like), _exactness(view))
     if view.side_by_side:
         return [answer for answer in made if answer]
     return [answer for answer in (*made, _pipelines(view), *recomputation(view), _quiet(view)) if answer]
@@ -67,9 +68,10 @@ def _memory(view: Overview) -> Answer | None:
     if not sizes:
         return None
     (least, _), (most, worst) = min(sizes), max(sizes)
-    alike = len(sizes) > 1 and bytes_text(least) == bytes_text(most)
     labels = listed_text(sentences.shortened(sentences.lightest(view.results)))
-    detail = "on the worst rank of every run." if alike else f"{labels}; {worst} takes most, {bytes_text(most)}."
+    detail = f"{labels}; {worst} takes most, {bytes_text(most)}."
+    if bytes_text(least) == bytes_text(most):
+        detail = f"on the worst rank of {'every run' if len(sizes) > 1 else labels}."
     return Answer("Least memory", bytes_text(least), detail, "memory")
 
 
@@ -189,7 +191,8 @@ def _quiet(view: Overview) -> Answer | None:
         return Answer(question, "not known", without, target) if missing else None
     noisy = sum(entry.disturbed for entry in known)
     detail = (
-        f"{noisy} of {len(known)} measured runs were disturbed (above {percent_text(DISTURBED_ABOVE)}: cross-hatched)."
+        f"{noisy} of {plural_text(len(known), 'measured run')} {'was' if noisy == 1 else 'were'} disturbed "
+        f"(above {percent_text(DISTURBED_ABOVE)}: cross-hatched)."
         if noisy
         else "used by other processes at most, in the timed steps: measured quietly."
     ) + f" Not known {without}" * bool(missing)

@@ -60,7 +60,7 @@ def of_overview(view: Overview) -> dict[str, Chart]:
 
 def by_rows(view: Overview) -> dict[str, Chart]:
     """Those of them that have a row for each run."""
-    made = (speedups(view), breakdowns(view), memories(view), capacity.chart(view.entries, view.room))
+    made = (speedups(view), breakdowns(view), memories(view), layers(view))
     return {chart.key: chart for chart in made}
 
 
@@ -104,6 +104,12 @@ def memories(view: Overview) -> Chart:
     if off:
         source += f"; predictions off by {percent_text(max(off))} at most"
     return memory.chart(view.entries, sentences.memory_title(view.results, view.limit), source, view.limit)
+
+
+def layers(view: Overview) -> Chart:
+    """The title is of the baseline's kind of model: layers of another are no choice instead of its own."""
+    title = capacity.title(view.like_for_like.entries, view.room)
+    return replace(capacity.chart(view.entries, view.room), title=title)
 
 
 def losses(view: Overview) -> Chart:

@@ -269,7 +269,7 @@ class Overview:
 
     @property
     def parity_sentence(self) -> str:
-        if self.baseline is None or not self._compared:
+        if self.baseline is None or all(row is self.baseline for row in self._compared):
             return ""
         others = [row for row in self._compared if row is not self.baseline and row.run.pk in self.losses.held]
         if not self.parities and others and self.baseline.run.pk in self.losses.held:

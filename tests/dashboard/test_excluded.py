@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run, State
-from dashboard.studies import compare, figures, gantts
+from dashboard.studies import answers, compare, figures, gantts
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
@@ -92,6 +92,15 @@ def test_nothing_is_held_against_a_baseline_that_failed(reader: Client, alice: A
     ]
     assert all(row.entry.speed is None for row in view.rows)
     assert view.parities == {} and view.parity_sentence == ""
+
+
+def test_the_only_run_with_a_result_is_compared_with_nothing(alice: Any) -> None:
+    done = factory.finished(alice, {}, cpu_others=0.3)
+    view = overview([done, cut(alice, {"tp": 2}, State.FAILED, REASON)], done)
+    assert view.parity_sentence == "", "0 runs share a step with it, as nobody expects"
+    said = {one.question: one.detail for one in answers.of_overview(view)}
+    assert said["Least memory"] == f"on the worst rank of {done.label}."
+    assert said["CPU of others"].startswith("1 of 1 measured run was disturbed")
 
 
 def test_of_many_some_are_named_and_the_table_has_the_reasons(reader: Client, alice: Any) -> None:

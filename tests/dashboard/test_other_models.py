@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run
-from dashboard.studies import figures, report_answers
+from dashboard.studies import answers, figures, report_answers
 from dashboard.studies.models import Study
 from dashboard.studies.overviews import NO_SPEEDUP
 from dashboard.studies.selectors import overview
@@ -59,6 +59,18 @@ def test_its_bars_and_trades_leave_the_other_out_but_keep_its_row(study: Study) 
     ticks = [charts[key].figure["layout"]["yaxis"]["ticktext"] for key in ("speedup", "breakdown")]
     assert ticks[0] == ticks[1], "the rows of both charts are the same"
     assert mlp not in {row[0] for row in charts["tradeoff"].rows}
+
+
+def test_its_memory_and_layers_are_no_answers_either(study: Study) -> None:
+    """An MLP takes less memory and holds more layers than any GPT, which is no reason to choose it."""
+    view = overview(study.runs.all(), study.baseline)
+    (mlp,) = (row.entry for row in view.rows if not row.alike)
+    assert mlp.largest and mlp.largest > max(row.entry.largest or 0 for row in view.rows if row.alike)
+    said = {one.question: f"{one.answer} {one.detail}" for one in answers.of_overview(view)}
+    assert "MLP" not in said["Largest model"] + said["Least memory"]
+    title = figures.of_overview(view)["capacity"].title
+    asked = {one.question: one.lines for one in report_answers.of_overview(view, {})}
+    assert title == asked["How many layers fit?"][0] and "MLP" not in title
 
 
 def test_its_csv_has_no_ratio_at_the_baselines_pace(reader: Client, study: Study) -> None:
