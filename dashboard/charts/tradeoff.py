@@ -11,6 +11,7 @@ from dashboard.charts.labels import CHARACTER, GAP, legible, placed
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.pareto import pareto_front
 from parallel_core.analysis.quantities import apart_text, bytes_text, seconds_text
+from parallel_core.analysis.stats import speedup
 
 MIB = 1 << 20
 NEAR = 0.06
@@ -82,7 +83,28 @@ def _title(points: Sequence[Point], best: Sequence[Point]) -> str:
         return "0 runs have both a time and a memory so far."
     names = apart_text([e.label for e, _, _ in best[:4]]) + (" and more" if len(best) > 4 else "")
     verb = "is" if len(best) == 1 else "are"
-    return f"{len(best)} of {len(points)} {verb} beaten by none in both time and memory: {names}."
+    return f"{len(best)} of {len(points)} {verb} beaten by none in both time and memory: {names}{_close(points, best)}."
+
+
+def _close(points: Sequence[Point], best: Sequence[Point]) -> str:
+    """How many others may be as good as one of the best: its memory is as large, and its time within noise."""
+    front = {id(entry) for entry, _, _ in best}
+    others = [point for point in points if id(point[0]) not in front]
+    close = [one[0].label for one in others if not any(_beats(point, one) for point in points if point is not one)]
+    if len(close) == 1:
+        return f"; {close[0]} is within noise"
+    return f"; {len(close)} others are within noise" if close else ""
+
+
+def _beats(one: Point, other: Point) -> bool:
+    """Whether one takes less memory, as it is written, in no more time, or no more memory in less time beyond noise."""
+    less, equal = one[2] < other[2], bytes_text(one[2] * MIB) == bytes_text(other[2] * MIB)
+    if less and not equal and one[1] <= other[1]:
+        return True
+    a, b = one[0].result, other[0].result
+    if a is None or b is None or speedup(b.step, a.step).within_noise:
+        return False
+    return one[1] < other[1] and (less or equal)
 
 
 def _pairs(points: Sequence[Point]) -> list[tuple[Point, Point]]:

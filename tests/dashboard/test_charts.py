@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from dashboard.charts.loss import Curve
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.downsample import Means
 from parallel_core.analysis.losses import Losses
-from parallel_core.analysis.stats import Speedup
+from parallel_core.analysis.stats import Speedup, Stats
 from tests.dashboard.every_chart import ENTRIES, MEMORY, charts, entry
 from tests.dashboard.test_svg import TAG, tree
 
@@ -214,6 +215,21 @@ def test_names_with_commas_are_told_apart() -> None:
     assert tradeoff.chart(named, "s").title.endswith("memory: Single, fp32; DP, bf16.")
     plainly = [entry("Single", 60, 1), entry("DP", 90, 1, memory=light)]
     assert tradeoff.chart(plainly, "s").title.endswith("memory: Single, DP.")
+
+
+def test_what_is_beaten_within_noise_alone_is_said_to_be_so() -> None:
+    def noisy(label: str, ms: float, **more: Any) -> Entry:
+        made = entry(label, ms, 1, **more)
+        assert made.result
+        return replace(made, result=replace(made.result, step=Stats(ms / 1e3, 0.05, 0.07, ms / 1e3, 40)))
+
+    twins = [noisy("a", 60), noisy("b", 61)]
+    assert tradeoff.chart(twins, "s").title == "1 of 2 is beaten by none in both time and memory: a; b is within noise."
+    far = tradeoff.chart([*twins, entry("c", 95, 1)], "s").title
+    assert far.startswith("1 of 3 ") and far.endswith("; b is within noise.")
+    light = {**MEMORY, "activations": 0}
+    lighter = [noisy("a", 60, memory=light), noisy("b", 61)]
+    assert tradeoff.chart(lighter, "s").title.endswith(": a."), "b takes more memory for no less time"
 
 
 def test_names_of_a_scatter_beside_another_chart_end_inside_it() -> None:
