@@ -262,17 +262,23 @@ def pair_sentence(a: Result, b: Result) -> str:
 
 
 def difference_sentence(a: Breakdown, b: Breakdown) -> str:
-    """Title of the waterfall from a to b: the two bars that changed most."""
+    """Title of the waterfall from a to b: the two bars that changed most, less what is under 1 % of the difference."""
     saved = {word: sum(getattr(a, name) - getattr(b, name) for name in names) for word, names in PARTS}
     total = a.total - b.total
+    if max(map(abs, (total, *saved.values()))) < _SMALL * max(a.total, b.total):
+        return f"{ns_text(a.total)} and {ns_text(b.total)}: no part of their traced steps differs by 1 % of these."
     verb = "saved" if total >= 0 else "added"
     sign = 1 if total >= 0 else -1
-    top = sorted(saved, key=lambda name: -abs(saved[name]))[:2]
-    rest = total - sum(saved[name] for name in top)
-    named = ", ".join(f"{name} {_signed(sign * saved[name])}" for name in top)
-    return f"Of {ns_text(abs(total))} {verb} between their traced steps: {named}, rest {_signed(sign * rest)}."
+    first, second = sorted(saved, key=lambda name: -abs(saved[name]))[:2]
+    top = {first: saved[first], second: saved[second]}
+    told = {**top, "rest": total - sum(top.values())}
+    named = [
+        f"{name} {_signed(sign * ns)}" for name, ns in told.items() if name == first or abs(ns) >= _SMALL * abs(total)
+    ]
+    return f"Of {ns_text(abs(total))} {verb} between their traced steps: {', '.join(named)}."
 
 
+_SMALL = 0.01
 _LOPSIDED = 0.25
 """From this share of the ratio on, the whole interval is given: for skewed times ± would overstate it."""
 

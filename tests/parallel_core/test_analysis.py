@@ -238,6 +238,16 @@ def test_difference_of_two_breakdowns_adds_up() -> None:
     assert sentences.difference_sentence(b, a).startswith("Of 44 ms added between their traced steps: bubble 31 ms")
 
 
+def test_what_is_next_to_nothing_of_a_difference_is_not_told() -> None:
+    a = Breakdown(compute=70_000_000, optimizer=1_000_000)
+    b = Breakdown(compute=30_000_000, optimizer=815_000, other=16_000)
+    assert sentences.difference_sentence(a, b) == "Of 40.2 ms saved between their traced steps: compute 40 ms."
+    told = sentences.difference_sentence(a, replace(a, optimizer=900_000))
+    assert told == "71 ms and 70.9 ms: no part of their traced steps differs by 1 % of these."
+    moved = sentences.difference_sentence(a, replace(a, compute=60_000_000, bubble=10_100_000))
+    assert moved.startswith("Of 100 µs added between their traced steps: bubble 10.1 ms, compute −10 ms")
+
+
 SENTENCES: list[Callable[[Result, Result], str]] = [
     lambda a, b: sentences.fastest([a, b], a),
     lambda a, b: sentences.slowest([a, b], a),
