@@ -83,10 +83,9 @@ class Page:
         self.layers = layers_of(self.table, samples)
         self.units = [layer.name for layer in self.layers]
         replicas = tuple(values["replicas"])
-        # The other partitions get at least as many devices as these replicas take, so that the comparison is fair.
-        workers = max(values["workers"] or 0, sum(replicas)) or max(
-            2, min(len(self.layers), len(profile.worker.devices))
-        )
+        # The other partitions get at least as many devices as these cuts take, so that the comparison is fair.
+        taken = sum(replicas) or (len(values["cuts"]) + 1 if values["cuts"] else 0)
+        workers = max(values["workers"] or 0, taken) or max(2, min(len(self.layers), len(profile.worker.devices)))
         stages = len(replicas) or (len(values["cuts"]) + 1 if values["cuts"] else min(workers, len(self.layers)))
         cuts = tuple(values["cuts"]) or balanced_cut(self.layers, stages)
         self.asked = Asked(

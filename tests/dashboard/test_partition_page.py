@@ -242,6 +242,12 @@ def test_what_is_left_empty_shows_what_stands_in_for_it(profile: Profile, member
     assert f"Micro-batches of {asked.samples} samples on {asked.workers} devices." in text and "-----" not in text
 
 
+def test_cuts_alone_ask_for_a_device_a_stage(profile: Profile, member: Client) -> None:
+    """Otherwise the optimum is over fewer devices than yours, and nothing faster is said to be where it is."""
+    page = member.get("/partition/", {"profile": str(profile.pk), "cuts": "1, 2, 3"}).context["page"]
+    assert page.asked.replicas == (1, 1, 1, 1) and page.asked.workers == 4
+
+
 def test_others_are_held_against_as_many_devices_as_yours_take(profile: Profile, member: Client) -> None:
     asked = {"profile": str(profile.pk), "cuts": "2", "replicas": "2-1", "samples": "4"}
     page = member.get("/partition/", {**asked, "workers": "2"})
