@@ -22,7 +22,6 @@ from dashboard.accounts.roles import may_change
 from dashboard.fields import Form
 from dashboard.ledger import selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
-from dashboard.plans.forms import said
 from parallel_core.analysis.quantities import ratio_text, sentence_text
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.recalibrate import errors, factor_of, scaled
@@ -159,7 +158,7 @@ def recalibrate(request: HttpRequest) -> HttpResponse:
     """Makes a new table from the profile of the marked runs."""
     form = RecalibrationForm(request.POST)
     if not form.is_valid():
-        return _refused(request, said(form))
+        return _refused(request, " ".join(map(str, form.errors["fit"])))
     try:
         made = recalibrated(form.cleaned_data["fit"], request.user)
     except ValueError as error:

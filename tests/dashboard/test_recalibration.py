@@ -126,13 +126,13 @@ def test_what_cannot_be_fitted_is_said(member: Client, alice: Any, which: str) -
     fit = {"none": [], "unknown": [9999]}.get(which, [row.pk for row in rows])
     told = {
         "none": "Mark the runs",
-        "disturbed": "cannot be used",
-        "unknown": "cannot be used",
+        "disturbed": "A marked run cannot be used",
+        "unknown": "A marked run cannot be used",
         "many": "At most 4 runs",
-        "two profiles": "different profiles",
+        "two profiles": "The marked runs were predicted from different profiles",
     }
     answer = member.post("/partition/recalibrate", {"fit": fit})
-    assert answer.status_code == 302 and told[which] in _said(answer)
+    assert answer.status_code == 302 and _said(answer).startswith(told[which]), "a sentence, without a field before it"
     kept = member.get(answer["Location"]).content.decode().count(" checked ")
     assert kept == {"many": 5, "two profiles": 2}.get(which, 0), "marked runs stay marked"
     assert not Profile.objects.filter(base__isnull=False).exists()
