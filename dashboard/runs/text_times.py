@@ -42,8 +42,9 @@ def figure(run: Run) -> tuple[str, str, str]:
         return "Communication", "–", "of a token"
     parts = [f"{seconds_text(found.collective)} in collectives"] if found.collective else []
     parts += [f"{seconds_text(found.p2p)} between stages"] if found.p2p else []
+    mean = f", {seconds_text(found.total)} on average" if parts else ""  # the tile of the time shows the median
     said = ", ".join(parts) or "nothing is exchanged"
-    return "Communication", percent_text(found.communication), f"of a token: {said}"
+    return "Communication", percent_text(found.communication), f"of a token{mean}: {said}"
 
 
 def chart(run: Run) -> Chart | None:
