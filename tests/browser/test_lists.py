@@ -203,6 +203,21 @@ def test_selected_runs_are_compared(page: Page, stocked: dict[str, Any]) -> None
     expect(page.locator(".chip.on")).to_contain_text("baseline")
 
 
+def test_a_run_that_has_left_a_filtered_list_is_not_said_to_run(
+    page: Page, yard: YardProcess, client: httpx.Client, cancel_after: Callable[[int], int]
+) -> None:
+    run = cancel_after(yard.submit(client, endless(), name="Leaves the list"))
+    row = page.locator(f"#run-{run}")
+    page.goto("/runs/?q=Leaves&state=queued&state=starting&state=running&state=cancelling")
+    expect(row).to_contain_text("Running")
+    client.post(f"/api/v1/runs/{run}/cancel")
+    yard.wait_state(client, run, "cancelled")
+    expect(row).to_contain_text("not in the new list")
+    expect(row).not_to_contain_text("Running")
+    page.get_by_role("button", name="Show the new list").click()
+    expect(page.get_by_role("heading", name="No run matches")).to_be_visible()
+
+
 def test_the_list_follows_a_run_in_place(
     page: Page, yard: YardProcess, client: httpx.Client, cancel_after: Callable[[int], int]
 ) -> None:

@@ -35,6 +35,17 @@ function patch(row, fresh) {
   requestAnimationFrame(() => row.classList.add("pulse"));
 }
 
+// The new list lacks this run, so nothing more is heard of it: its row must not go on to say that it runs.
+function gone(row) {
+  const state = row.querySelector('[data-title="State"]');
+  if (state.querySelector("[data-gone]")) return;
+  const said = document.createElement("span");
+  said.className = "sub small";
+  said.dataset.gone = "";
+  said.textContent = "not in the new list";
+  state.replaceChildren(said);
+}
+
 const columnsOf = (root) => [...root.querySelectorAll("th .sort")].map((link) => link.id).join(",");
 
 function apply(part) {
@@ -42,13 +53,14 @@ function apply(part) {
     if (rowsOf(part).length) replace(part);
     return;
   }
+  const fresh = new Map(rowsOf(part).map((row) => [row.dataset.run, row]));
+  for (const row of rowsOf(results)) if (!fresh.has(row.dataset.run)) gone(row);
   if (columnsOf(part) !== columnsOf(results)) {
     // A run got its first value of a column that is shown only where there is one: cells would not fit their columns.
     if (orderOf(part) === orderOf(results)) replace(part);
     else changed.hidden = false;
     return;
   }
-  const fresh = new Map(rowsOf(part).map((row) => [row.dataset.run, row]));
   for (const row of rowsOf(results)) if (fresh.has(row.dataset.run)) patch(row, fresh.get(row.dataset.run));
   if (orderOf(part) !== orderOf(results)) changed.hidden = false;
 }
