@@ -68,6 +68,15 @@ def test_a_pure_strategy_is_as_wide_as_is_fastest() -> None:
         assert found[word].seconds == pytest.approx(_fastest(job, cluster, every))
 
 
+def test_no_pipeline_that_the_search_lists_is_faster_than_the_best_one_alone() -> None:
+    job = Job(presets()["gpt-1.3b"], 512)
+    alone = next(one.judged for one in pure_strategies(job, EIGHT, None, 18, "16-bit") if one.word == "PP")
+    listed = search.search(job, EIGHT)
+    pipelines = (listed.plans.pp > 1) & (listed.plans.tp == 1) & (listed.plans.dp == 1)
+    assert alone.seconds == pytest.approx(float(np.nanmin(listed.seconds[pipelines])))
+    assert alone.plan.schedule == "interleaved"
+
+
 def test_where_no_width_fits_the_one_with_least_memory_is_shown() -> None:
     job = Job(presets()["gpt-175b"], 1024)
     found = {one.word: one.judged for one in pure_strategies(job, EIGHT, None, 18, "16-bit")}

@@ -57,7 +57,7 @@ def test_every_schedule_is_read_as_it_is_written(name: str) -> None:
 
 def test_a_search_and_a_change_give_each_schedule_chunks_that_it_can_have() -> None:
     space = Space(schedules=SCHEDULES, most_chunks=3)
-    made = search._schedules(Job(presets()["gpt-200b"], 1024), space, 2)
+    made = search.schedules(Job(presets()["gpt-200b"], 1024), space, 2)
     assert {name for name, _ in made} == set(SCHEDULES)
     assert {name for name, _ in changes._SCHEDULES} == set(Space().schedules)
     for name, chunks in (*made, *changes._SCHEDULES):

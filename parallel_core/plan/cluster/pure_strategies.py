@@ -29,7 +29,7 @@ def pure_strategies(
 ) -> list[PureStrategy]:
     """DP, ZeRO, TP and PP alone, each as wide and with the recomputation and micro-batch that is fastest. `together`:
     seconds of the best combination, None where nothing fits."""
-    n, layers = cluster.devices, job.model.layers
+    n, layers, space = cluster.devices, job.model.layers, search.Space()
     # A pure strategy may use fewer devices: as many as the batch, the heads or the layers divide into. Widest first.
     wide = [d for d in reversed(divisors(n)) if d > 1 and job.batch % d == 0]
     tall = [t for t in reversed(job.model.tensor_widths) if 1 < t <= min(n, 64)]
@@ -38,7 +38,7 @@ def pure_strategies(
         "DP": [Plan(dp=d) for d in wide],
         "ZeRO": [Plan(dp=d, zero=zero) for d in wide for zero in (1, 2, 3)],
         "TP": [Plan(tp=t, sequence_parallel=on) for t in tall for on in (False, True)],
-        "PP": [Plan(pp=p, schedule=name) for p in deep for name in ("1f1b", "zb-h1")],
+        "PP": [Plan(pp=p, schedule=name, chunks=v) for p in deep for name, v in search.schedules(job, space, p)],
     }
     out = []
     for word, bases in kinds.items():

@@ -210,7 +210,7 @@ def _options(job: Job, space: Space, tp: int, pp: int, dp: int) -> Iterator[tupl
         columns,
     )
     able = [rest for rest in product(*more) if not (rest[2] and rest[-1])]  # by_columns excludes sequence parallel
-    for (schedule, chunks), size, rest in product(_schedules(job, space, pp), sizes, able):
+    for (schedule, chunks), size, rest in product(schedules(job, space, pp), sizes, able):
         yield (chunks, size, SCHEDULES.index(schedule), *rest)
 
 
@@ -220,7 +220,7 @@ def micro_batches(batch: int, dp: int, most: int = MOST_MICRO_BATCH) -> list[int
     return [1] if batch % dp else [size for size in divisors(batch // dp) if size <= most]
 
 
-def _schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
+def schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
     """(schedule, chunks a rank) over which the layers divide, alone or with the embedding and output layer."""
     if pp == 1:
         return [("1f1b", 1)]
