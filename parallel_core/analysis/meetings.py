@@ -1,13 +1,15 @@
 """Which collectives of an imported trace meet, and when the last rank came to each.
 
 The k-th collective of a process group is the same on each of its ranks. Where a trace does not name groups, the k-th
-of one rank is taken for the k-th of every rank, which is so where all ranks are replicas of each other.
+of one rank is taken for the k-th of every rank; of those, ranks that waited for each other end it together.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,10 @@ from parallel_core.analysis.waits import Causes, among, of_kinds, ordered
 from parallel_core.schedule.ir import P2P, Kind
 
 Spans = Mapping[int, NDArray[np.void]]
+SKEW_NS = 500_000
+"""Differences of clocks and of ends up to this many ns say nothing, and clocks are not corrected for them."""
+TOGETHER = 0.1
+"""Share of a collective's length by which its ends on two ranks may differ."""
 Groups = Mapping[int, Sequence[str]]
 """Rank -> process group of each of its collectives (BUCKET), by start; '' where nothing names it."""
 
@@ -63,15 +69,41 @@ def last_to_come(spans: Spans, groups: Groups | None) -> dict[int, Causes]:
     except ValueError:
         return {}
     rows = {rank: of_kinds(own, Kind.BUCKET) for rank, own in ordered(spans).items()}
-    last: dict[int, tuple[int, int]] = {}
+    taken: dict[int, list[_Part]] = {}
     for rank, own in rows.items():
-        for number, start in zip(met[rank], own["start"].tolist(), strict=True):
-            last[number] = max(last.get(number, (start, rank)), (start, rank))
-    return {rank: _waited_for(own, [last[number] for number in met[rank]]) for rank, own in rows.items()}
+        for number, start, end in zip(met[rank], own["start"].tolist(), own["end"].tolist(), strict=True):
+            taken.setdefault(number, []).append(_Part(start, rank, end))
+    last = {
+        (number, one.rank): max(together)
+        for number, parts in taken.items()
+        for together in ([parts] if sure else _ending_together(parts))
+        for one in together
+    }
+    return {rank: _waited_for(own, [last[number, rank] for number in met[rank]]) for rank, own in rows.items()}
 
 
-def _waited_for(own: NDArray[np.void], last: Sequence[tuple[int, int]]) -> Causes:
-    at, ranks = np.array(last, np.int64).reshape(-1, 2).T
+class _Part(NamedTuple):
+    """One rank's part in a collective."""
+
+    start: int
+    rank: int
+    end: int
+
+
+def _ending_together(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """Those that end at one moment, as far as ranks of one collective do: within TOGETHER of its length, or SKEW_NS."""
+    ordered_parts = sorted(parts, key=lambda part: part.end)
+    out = [ordered_parts[:1]]
+    for before, part in pairwise(ordered_parts):
+        shorter = min(one.end - one.start for one in (before, part))
+        if part.end - before.end > max(SKEW_NS, TOGETHER * shorter):
+            out.append([])
+        out[-1].append(part)
+    return out
+
+
+def _waited_for(own: NDArray[np.void], last: Sequence[_Part]) -> Causes:
+    at, ranks = (np.array([getattr(part, name) for part in last], np.int64) for name in ("start", "rank"))
     waits = (at > own["start"]) & (at <= own["end"])
     return Causes(np.where(waits, at, own["start"]), np.where(waits, ranks, -1))
 

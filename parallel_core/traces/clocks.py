@@ -12,14 +12,13 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.meetings import SKEW_NS
 from parallel_core.analysis.quantities import ns_text, plural_text, ranks_text
 from parallel_core.analysis.waits import among
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.traces.kineto import RankTrace
 
-SKEW_NS = 500_000
-"""Clock differences up to this many ns are not corrected."""
 _Extents = dict[int, tuple[int, int]]
 """Step -> its begin and end."""
 _Ends = dict[tuple[int, str], NDArray[np.int64]]

@@ -41,6 +41,16 @@ def test_who_ends_before_the_last_comes_did_not_wait_for_it() -> None:
     assert found({0: rank((10, 20)), 1: rank((40, 50))}) == {0: [(10, -1)], 1: [(40, -1)]}
 
 
+def test_without_names_ranks_meet_that_end_together() -> None:
+    """Two groups of two: the k-th collectives of all four overlap, but each group ends its own at its own time."""
+    ms = 1_000_000
+    starts_ends = {0: (10, 50), 1: (20, 50), 2: (30, 80), 3: (45, 81)}
+    spans = {one: rank((start * ms, end * ms)) for one, (start, end) in starts_ends.items()}
+    assert found(spans) == {0: [(20 * ms, 1)], 1: [(20 * ms, -1)], 2: [(45 * ms, 3)], 3: [(45 * ms, -1)]}
+    named = {one: ["all"] for one in spans}
+    assert found(spans, named)[0] == [(45 * ms, 3)], "with a name they are one group, whatever their ends"
+
+
 def test_groups_meet_by_their_names() -> None:
     spans = {0: rank((10, 50), (60, 90)), 1: rank((20, 90)), 2: rank((40, 50))}
     assert found(spans, {0: ["a", "b"], 1: ["b"], 2: ["a"]}) == {
