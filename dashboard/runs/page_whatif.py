@@ -16,6 +16,7 @@ from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from dashboard.runs.whatif_replay import CannotReplay, answer, chart, ideas, replayable
 from dashboard.runs.whatif_words import check
+from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.quantities import plural_text, ratio_text, sentence_text
 from parallel_core.analysis.waits import gathers_aside
 from parallel_core.simulate.replay import ASSUMED, FREE, GATHERS_ASIDE, Change, Replay, ideal_limit, replay
@@ -65,6 +66,13 @@ def _limit(trace: Trace) -> str:
     base = traces.baseline(trace.run)
     if base is None:
         return sentence_text(bound)
-    free = replay(trace.trained, trace.measured, Change(links=FREE)).step
-    ideal = f"{ratio_text(base[1].total / free)} of one device is the ideal speedup with free communication"
+    gain = trace.measured.step / replay(trace.trained, trace.measured, Change(links=FREE)).step
+    ideal = f"{ratio_text(_speedup(trace, *base) * gain)} of one device is the ideal speedup with free communication"
     return f"{ideal}; {bound}" if bound else f"{ideal}."
+
+
+def _speedup(trace: Trace, single: Run, parts: Breakdown) -> float:
+    """That of the run over one device: of the medians, as on its study's page, since any step may be an odd one; of
+    traced steps while there is no median."""
+    one, own = ((run.summary or {}).get("timed") for run in (single, trace.run))
+    return float(one["median"] / own["median"] if one and own else parts.total / trace.measured.step)

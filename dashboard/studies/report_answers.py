@@ -94,10 +94,16 @@ def _of_speed(view: Overview, done: Sequence[Row], steps: Mapping[int, Trace]) -
     ]
 
 
-def _to(*rows: Row, tab: str = "") -> list[tuple[str, str]]:
-    """Links to the runs' own pages, at the tab that shows more."""
-    place = f"?tab={tab}#details" if tab else ""
-    return [(row.entry.label, reverse("runs:page", args=[row.run.pk]) + place) for row in rows]
+def _to(*rows: Row) -> list[tuple[str, str]]:
+    """Links to the runs' own pages."""
+    return [(row.entry.label, reverse("runs:page", args=[row.run.pk])) for row in rows]
+
+
+def _at_step(rows: Sequence[Row], steps: Mapping[int, Trace], tab: str) -> list[tuple[str, str]]:
+    """Links to the tab of the runs' own pages that shows more, of the step that was read here."""
+    return [
+        (label, f"{page}?tab={tab}&step={steps[row.run.pk].step}#details") for row in rows for label, page in _to(row)
+    ]
 
 
 def _extremes(view: Overview, done: Sequence[Row]) -> list[str]:
@@ -144,7 +150,7 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], l
     lines = [text for _, text, _ in said[:MOST_FREED]]
     lines += filter(None, (_rest([ratio for ratio, _, _ in said[MOST_FREED:]]), noisy))
     shown = min(len(lines), FIRST - 1)  # the first line is not the best of all where runs are left out
-    return [*lines[:shown], *_left_out(len(said), left), *lines[shown:]], _to(said[0][2], tab="whatif")
+    return [*lines[:shown], *_left_out(len(said), left), *lines[shown:]], _at_step([said[0][2]], steps, "whatif")
 
 
 def _rest(reached: Sequence[float]) -> str:
@@ -204,7 +210,7 @@ def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[st
         text = sentence(a, b, align_sides(a, b), (f"rank {one}", f"rank {two}"))
         said[row.entry.family] = f"{row.entry.label}, rank {one} against rank {two}: {text}"
         rows.append(row)
-    return list(said.values()) or ["No run of several ranks has been traced."], _to(*rows, tab="operators")
+    return list(said.values()) or ["No run of several ranks has been traced."], _at_step(rows, steps, "operators")
 
 
 def _recomputation(view: Overview) -> Written:

@@ -67,12 +67,13 @@ def test_the_page_answers_the_same_questions_and_each_leads_to_its_place(reader:
     asked = report_answers.of_overview(view, report_answers.steps_of(view))
     assert all(html.escape(text) in part for one in asked for text in (one.question, *one.lines))
     for words, address in (link for one in asked for link in one.links):
-        assert words in part and f'href="{address}"' in part
+        assert words in part and f'href="{html.escape(address)}"' in part
         if address.startswith("#"):
             assert f'id="{address[1:]}"' in page
         else:
             assert reader.get(address.partition("#")[0]).status_code == 200
-    assert {"?tab=whatif#details", "?tab=operators#details"} <= {a[a.find("?") :] for o in asked for _, a in o.links}
+    at_step = {"?tab=whatif&step=10#details", "?tab=operators&step=10#details"}
+    assert at_step <= {a[a.find("?") :] for o in asked for _, a in o.links}, "of the step that was read"
     assert study.baseline_id
     study.runs.exclude(pk=study.baseline_id).delete()
     assert "Which is fastest" not in reader.get(f"/studies/{study.pk}/questions/").content.decode()
@@ -161,6 +162,18 @@ def test_a_link_is_at_least_as_fast_as_its_fastest_message() -> None:
     replicas = Layout.of(RunSpec.model_validate({"parallel": {"dp": 2}}))
     assert rates([({0: first, 1: second}, replicas)]) == {"replicas": Rate(4e9, 4000, 2)}
     assert rates([({0: first}, Layout.of(RunSpec.model_validate({})))]) == {}
+
+
+def test_what_if_names_the_same_speedup_with_free_communication(reader: Client, study: Study) -> None:
+    """Its traced step took twice the median, as an odd one may: that is no part of the speedup."""
+    run = study.runs.get(name="DP")
+    timed = run.summary["timed"]
+    run.summary["timed"] = {**timed, **{name: timed[name] / 2 for name in ("median", "p10", "p90", "mean")}}
+    run.save(update_fields=["summary"])
+    said = _answers(study)["What would the speedup be with free communication?"]
+    ideal = re.search(r"DP would reach (\d+\.\d+x) ", said)
+    page = plain(reader.get(f"/runs/{run.pk}/?tab=whatif").content.decode())
+    assert ideal and f"{ideal[1]} of one device is the ideal speedup with free communication" in page
 
 
 def test_communication_that_costs_nothing_gains_nothing() -> None:
