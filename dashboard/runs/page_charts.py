@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from dashboard.charts import gantt, theme
 from dashboard.charts.chart import Chart
+from dashboard.charts.gantt_bars import length
 from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.once import once
@@ -17,7 +18,7 @@ from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, MemoryRecord, Run
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.names import CATEGORY_NAMES
-from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text, step_text
+from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text, seconds_text, step_text
 from parallel_core.layout import Layout
 from parallel_core.observe.observed_steps import first_traced
 from parallel_core.observe.records import CATEGORIES, MEMORY
@@ -26,6 +27,8 @@ from parallel_core.spec import RunSpec
 MIB = 1 << 20
 KEPT_S = 3600
 MEMORY_PX = 96
+ODD = 0.25
+"""From this relative difference on, a step's title names the median beside its own time."""
 
 
 def timeline(run: Run, step: int | None = None, window: Window | None = None, lit: Lit | None = None) -> Chart | None:
@@ -90,8 +93,13 @@ def _tied(run: Run, step: int) -> str:
 
 
 def _finding(run: Run, step: int, found: Step) -> str:
-    """What the step consists of, in a sentence; cached for longer than the step itself."""
-    return once(f"finding-of-step:{selectors.arrived(run, step)}", lambda: _found(found, step), KEPT_S)
+    """What the step consists of, in a sentence, cached for longer than the step itself; of one that is far off the
+    run's median, that too, since it does not stand for the run."""
+    said = once(f"finding-of-step:{selectors.arrived(run, step)}", lambda: _found(found, step), KEPT_S)
+    median = (run.summary.get("timed") or {}).get("median")
+    if not median or abs(length(found.spans) / 1e9 / median - 1) <= ODD:
+        return said
+    return f"{said.removesuffix('.')}; the median step takes {seconds_text(median)}."
 
 
 def _found(found: Step, number: int) -> str:

@@ -13,11 +13,12 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from dashboard.runs import page_timeline, traces
+from dashboard.runs import page_charts, page_timeline, traces
 from dashboard.runs.models import Attempt, MemoryRecord, Run, SpanChunk, State
 from dashboard.runs.page_operators import folded
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.diagnosis import RULES
+from parallel_core.analysis.quantities import seconds_text
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from tests.dashboard import factory
@@ -289,3 +290,13 @@ def test_the_single_device_that_losses_are_held_against_is_the_one_that_stands(a
         spec={**single.spec, "train": {**single.spec["train"], "device": "cuda"}}
     )
     assert traces.baseline(run) is None
+
+
+def test_a_step_far_off_the_median_does_not_stand_for_the_run(alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    chart = page_charts.timeline(run)
+    assert chart and "median" not in chart.title
+    timed = run.summary["timed"]
+    run.summary["timed"] = {**timed, "median": timed["median"] / 2}
+    odd = page_charts.timeline(run)
+    assert odd and odd.title == f"{chart.title[:-1]}; the median step takes {seconds_text(timed['median'] / 2)}."
