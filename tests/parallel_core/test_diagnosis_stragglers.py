@@ -54,6 +54,15 @@ def test_one_slow_step_makes_no_straggler() -> None:
     assert "straggler" not in found(healthy(replicas, traced=slowed(replicas, 1, 2.0)[:1], others=None))
 
 
+def test_other_processes_are_no_less_a_cause_where_nobody_measured_them() -> None:
+    """As of a run that failed before it could report their share; a device may be as fast as others between steps."""
+    made = spec(dp=2)
+    case = healthy(made, traced=slowed(made, 1, 2.0), paces={0: 0.002, 1: 0.002}, others=None)
+    unseen = "; and at other processes there, whose share was not measured."
+    assert diagnose(case)[0].change.endswith(unseen)
+    assert diagnose(replace(case, others=0.02))[0].change.endswith("other threads of its process.")
+
+
 def test_the_straggler_is_named() -> None:
     made = spec(dp=2)
     first: Finding = diagnose(healthy(made, traced=slowed(made, 1, 2.0)))[0]

@@ -45,7 +45,7 @@ def check(case: Case, least: int = LEAST, whole: bool = True) -> Finding | None:
         f"{ratio_text(factor)} as long as the others: rank {called} is a straggler.",
         f"Its compute takes {ns_text(lost)} of a step more than on {compared}, in {len(case.traced)} traced steps."
         + _reference(of_device),
-        _change(called, of_device),
+        _change(called, of_device, unseen=case.others is None),
         effect_ns=lost,
         tab="accounts",
         rank=called,
@@ -99,12 +99,14 @@ def _reference(of_device: float | None) -> str:
     return f"{took} the device is slow." if of_device >= SLOW_DEVICE else f"{took} it is not the device."
 
 
-def _change(slow: int, of_device: float | None) -> str:
+def _change(slow: int, of_device: float | None, unseen: bool) -> str:
+    """`unseen`: what other processes used of the device is not known, as of a run that ended early."""
     if of_device is None or of_device >= SLOW_DEVICE:
         return (
             f"Look at the device of rank {slow}: its clock, its heat, what else runs there; or place the run elsewhere."
         )
-    return f"Look at what rank {slow} does beside its layers: hooks, logging, other threads of its process."
+    others = "; and at other processes there, whose share was not measured" if unseen else ""
+    return f"Look at what rank {slow} does beside its layers: hooks, logging, other threads of its process{others}."
 
 
 def _busy(account: Account) -> int:
