@@ -15,6 +15,7 @@ from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
     figure_text,
+    large_text,
     listed_text,
     percent_text,
     seconds_text,
@@ -125,18 +126,23 @@ def tiles(made: View) -> list[tuple[str, str, str]]:
         (f"Step{only}", seconds_text(seconds), f"{count_text(job.tokens)} tokens"),
         (
             f"Tokens a second{only}",
-            count_text(round(rate)),
-            f"{count_text(round(rate / judged.plan.devices))} a device",
+            large_text(round(rate)),
+            f"{large_text(round(rate / judged.plan.devices))} a device",
         ),
         ("Of the peak (MFU)", percent_text(share), _in_use(judged.plan.devices)),
         ("Memory", judged.room, f"fullest is {judged.fullest}"),
         (f"Days{only}", figure_text(days), f"for {figure_text(values['tokens'])} billion tokens"),
         (
             f"Price{only}",
-            figure_text(hours * values["price"]),
-            f"in your currency: {figure_text(hours)} device-hours at {figure_text(values['price'])} each",
+            _estimate(hours * values["price"]),
+            f"in your currency: {_estimate(hours)} device-hours at {figure_text(values['price'])} each",
         ),
     ]
+
+
+def _estimate(value: float) -> str:
+    """To three digits, as a prediction is no better."""
+    return large_text(round(value)) if value >= 1000 else figure_text(value)
 
 
 def _in_use(devices: int) -> str:

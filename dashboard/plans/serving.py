@@ -14,7 +14,7 @@ from dashboard.charts import serving as serving_chart
 from dashboard.fields import Number, WholeNumber
 from dashboard.plans.forms import SetupForm
 from dashboard.plans.views import answered, framed
-from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, large_text, percent_text, seconds_text
 from parallel_core.plan.cluster.inference import MOST_TOKENS, Ask, Served, cache_bytes, serve
 
 LISTED = 12
@@ -83,7 +83,7 @@ def sentences(form: ServingForm, best: int | None) -> list[str]:
             return [_none_fits(made), kept]
         quick = seconds_text(float(made.token[made.front()[0]]))
         return [f"No way is that quick: the quickest token takes {quick}.", kept]
-    rate = count_text(round(float(made.throughput[best])))
+    rate = large_text(round(float(made.throughput[best])))
     token = seconds_text(float(made.token[best]))
     first = f"{rate} tokens a second, prefill included, at {token} a token: {made.label(best)}."
     share = float(made.cache[best] / made.cluster.capacity)
@@ -110,7 +110,7 @@ def rows(made: Served, best: int | None) -> list[Row]:
             seconds_text(float(made.prefill[i])),
             seconds_text(float(made.token[i])),
             seconds_text(float(made.latency[i])),
-            count_text(round(float(made.throughput[i]))),
+            large_text(round(float(made.throughput[i]))),
             bytes_text(float(made.weights[i] + made.cache[i])),
             bytes_text(float(made.cache[i])),
             i == best,

@@ -11,8 +11,10 @@ import pytest
 from django.test import Client
 
 from dashboard.plans.forms import PlannerForm
+from parallel_core.analysis.quantities import large_text, rate_text
 from parallel_core.plan.cluster.hardware import GIB
 from parallel_core.plan.cluster.plan_parser import read
+from parallel_core.plan.cluster.verdict import time_sentence
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 
@@ -107,11 +109,13 @@ def test_days_and_price_follow_from_the_step(reader: Client) -> None:
     page = reader.get(PAGE, {"tokens": "300", "price": "3"})
     tiles = {name: value for name, value, _ in page.context["tiles"]}
     assert all(more.startswith("in your currency: ") for name, _, more in page.context["tiles"] if name == "Price")
-    seconds, job = page.context["judged"].seconds, page.context["view"].setup.job
+    judged, (job, cluster) = page.context["judged"], page.context["view"].setup
+    seconds = judged.seconds
     days = 300e9 / job.tokens * seconds / 86400
     assert float(tiles["Days"]) == pytest.approx(days, rel=0.01)
-    price = float(tiles["Price"].replace("\N{NO-BREAK SPACE}", ""))
-    assert price == pytest.approx(days * 24 * 1024 * 3, rel=0.01)
+    assert tiles["Price"] == large_text(round(days * 24 * 1024 * 3)), "predicted, so not to the last coin"
+    assert tiles["Tokens a second"] == large_text(round(job.tokens / seconds))
+    assert f", {rate_text(job.tokens / seconds)}, " in time_sentence(job, cluster, judged)
 
 
 def test_answers_and_timeline_come_on_their_own(reader: Client) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallel_core.analysis.names import CATEGORY_NAMES
-from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, plural_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, plural_text, rate_text, seconds_text
 from parallel_core.plan.cluster import memory, rules, step
 from parallel_core.plan.cluster.changes import Change, cheapest
 from parallel_core.plan.cluster.hardware import Cluster
@@ -178,7 +178,7 @@ def time_sentence(job: Job, cluster: Cluster, judged: Judged) -> str:
     if judged.seconds is None:
         return ""
     return (
-        f"{seconds_text(judged.seconds)} a step, {count_text(round(job.tokens / judged.seconds))} tokens/s, "
+        f"{seconds_text(judged.seconds)} a step, {rate_text(job.tokens / judged.seconds)}, "
         f"{percent_text(utilisation(job, cluster, judged.plan, judged.seconds))} of the peak."
     )
 
