@@ -41,6 +41,23 @@ def test_compute_that_follows_the_batch_has_not_grown(
     (finding,) = [one for one in diagnose(later) if one.rule == "scaling"]
     assert finding.evidence.endswith(f"; for the same samples a device, {words}.")
     assert finding.effect_ns == lost * MS
+    wanted = "a core or GPU of its own" if words.startswith("compute") else "a split that sends less"
+    assert wanted in finding.change, "what to do follows from what grew"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "m", "change"),
+    [("naive", 1, "Use a schedule that waits less."), ("gpipe", 2, "Raise parallel.micro_batches and ")],
+)
+def test_a_bubble_that_grew_is_filled_with_micro_batches_where_the_schedule_can(
+    schedule: str, m: int, change: str
+) -> None:
+    split = {"pp": 2, "schedule": schedule, "micro_batches": m}
+    made = RunSpec.model_validate({"model": MODEL, "parallel": split})
+    ns = {(stage, kind): 40 * MS // m for stage in (0, 1) for kind in (Kind.F, Kind.BW)}
+    later = Case(made, [step(made, Costs(ns))], earlier=case(1, made.train.global_batch, 160, 0))
+    found = scaling.check(later)
+    assert found and "bubble grew most" in found.evidence and found.change.startswith(change)
 
 
 @pytest.mark.parametrize(

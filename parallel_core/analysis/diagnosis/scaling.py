@@ -11,7 +11,8 @@ from __future__ import annotations
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.names import COMPONENT_NAMES
-from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
+from parallel_core.analysis.quantities import ns_text, percent_text, plural_text, sentence_text
+from parallel_core.parallel_spec import ParallelSpec
 from parallel_core.plan import alike
 
 LEAST = 0.70
@@ -36,10 +37,29 @@ def check(case: Case) -> Finding | None:
         f"{plural_text(before.layout.world, 'device')} took {ns_text(before.step_ns)} a traced step, "
         f"{case.layout.world} take {ns_text(case.step_ns)}; "
         f"for the same samples a device, {COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
-        "Give each device more work (a larger batch), or split along the axis whose account did not grow.",
+        _change(worst, case.spec.parallel),
         effect_ns=lost,
         tab="accounts",
     )
+
+
+def _change(grown: str, split: ParallelSpec) -> str:
+    """What to do about the account that grew most."""
+    if grown == "bubble" and split.pp > 1:
+        several = (
+            "" if split.schedule == "naive" else "Raise parallel.micro_batches and train.global_batch together, or "
+        )
+        return sentence_text(f"{several}use a schedule that waits less.")
+    return _CHANGES.get(grown, "Give each device more work: a larger train.global_batch.")
+
+
+_CHANGES = {
+    "compute": "Give each device more work (a larger train.global_batch), and each rank a core or GPU of its own.",
+    "bubble": "Look at the accounts of each rank: the others wait for the one with the least bubble.",
+    "exposed_collective": "Give each device more work (a larger train.global_batch), or use a split that sends less.",
+    "exposed_p2p": "Use a split that sends less between stages, or fewer stages.",
+    "data": "Read from a faster disk: each rank waits for its samples.",
+}
 
 
 def _rate(case: Case) -> float:
