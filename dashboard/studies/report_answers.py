@@ -133,6 +133,7 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], l
     links to explore the first of them."""
     said: list[tuple[float, str, Row]] = []
     left: dict[str, list[str]] = {}
+    single = any(row.entry.baseline and row.run.devices == 1 for row in done)
     for place, row in enumerate(done):
         if row.spec.parallel.world == 1 or row.entry.speed is None:
             continue
@@ -142,7 +143,8 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], l
             continue
         gain = found.measured.step / replay(found.trained, found.measured, Change(links=FREE)).step
         now = row.entry.speed.ratio
-        said.append((now * gain, freed(row.entry.label, now, gain, row.run.devices), row))
+        most = row.run.devices if single else None
+        said.append((now * gain, freed(row.entry.label, now, gain, most), row))
     said.sort(key=lambda one: one[0], reverse=True)
     if not said:
         return ["No traced step of several devices can be replayed.", *_left_out(0, left)], []
@@ -188,12 +190,13 @@ def _left_out(replayed: int, left: Mapping[str, Sequence[str]]) -> list[str]:
     return [" ".join(parts)]
 
 
-def freed(label: str, now: float, gain: float, devices: int) -> str:
-    """What free communication makes of a speedup of `now`: `gain` times as much."""
+def freed(label: str, now: float, gain: float, devices: int | None) -> str:
+    """What free communication makes of a speedup of `now`: `gain` times as much. `devices`: so many as a speedup over
+    one of them can be held against; None where it is over several."""
     before, after = ratio_text(now), ratio_text(now * gain)
     if before == after:
         return f"{label} would stay at {before}: next to nothing of its step is communication that is not hidden."
-    over = f", more than {devices} devices give at the baseline's pace" if now * gain > devices else ""
+    over = f", more than {devices} devices give at the baseline's pace" if devices and now * gain > devices else ""
     return f"{label} would reach {after} instead of {before}{over}."
 
 

@@ -182,6 +182,14 @@ def test_communication_that_costs_nothing_gains_nothing() -> None:
     assert report_answers.freed("DP", 1.5, 1.001, 2).startswith("DP would stay at 1.50x: next to nothing")
 
 
+def test_devices_are_held_against_a_speedup_over_one_device_alone(study: Study) -> None:
+    """Two devices give the pace of a baseline of two, however idle they are there."""
+    question, more = "What would the speedup be with free communication?", "more than 2 devices give"
+    assert more in _answers(study)[question]
+    study.baseline = study.runs.get(name="Naive layer-wise")
+    assert "DP would reach 2.0" in _answers(study)[question] and more not in _answers(study)[question]
+
+
 def test_free_communication_says_which_runs_were_not_replayed(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     question = "What would the speedup be with free communication?"
     assert "replayed" not in _answers(study)[question]
