@@ -77,9 +77,12 @@ def test_a_step_is_opened_under_traces(member: Client, run: Run, bob: Any) -> No
     trace.refresh_from_db()
     assert (trace.state, trace.name, trace.steps) == (TraceState.READY, f"{run.name}, step 8", [8])
     assert member.post(f"/runs/{run.pk}/profile/9").status_code == 404
-    viewer = Client()
+    viewer, address = Client(), f"/runs/{run.pk}/profile/8"
     viewer.force_login(bob)
-    assert viewer.post(f"/runs/{run.pk}/profile/8").status_code == 403
+    assert viewer.post(address).status_code == 403
+    offered = f'action="{address}"'
+    shown = [client.get(f"/runs/{run.pk}/?tab=ranks").content.decode() for client in (member, viewer)]
+    assert [offered in one for one in shown] == [True, False] and f"{address}/0.json.gz" in shown[1]
 
 
 def test_steps_and_ranks_survive_the_way_through_the_form() -> None:
