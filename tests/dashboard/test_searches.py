@@ -92,6 +92,8 @@ def test_a_search_that_breaks_says_so_and_can_be_asked_again(member: Client, rea
     search = services.ask("bubbles", {"model": "1.5B"}, lambda: {"models": "1.5B"}, asker=None)
     assert search_next()
     assert "It broke off:" in text(reader) and "Traceback" not in text(reader)
+    assert "Ask again<" in text(member) and "Ask again<" not in text(reader), "a viewer would be refused"
+    assert "Members may ask again." in text(reader) and "Members may" not in text(member)
     Search.objects.update(question={"model": "1.5B"})
     address = f"/searches/{search.pk}/again"
     assert reader.post(address).status_code == 403
