@@ -14,8 +14,8 @@ from parallel_core.analysis.quantities import plural_text
 
 @dataclass(frozen=True)
 class Usable:
-    """Numbers of devices: `busy` with a run, and all that are busy or could be given to one. `others`: why the rest
-    could not, a sentence for each worker and reason."""
+    """Numbers of devices: `busy` with a run or a profile, and all that are busy or could be given to a run. `others`:
+    why the rest could not, a sentence for each worker and reason."""
 
     busy: int
     devices: int
@@ -29,7 +29,8 @@ class Usable:
         usable, others = 0, list[str]()
         for view in views:
             state = state_of(view.worker, fleet)
-            usable += 0 if state else sum(device.run is None for device in view.devices)
+            free = 0 if state else sum(device.run is None for device in view.devices)
+            busy, usable = (busy + free, usable) if view.profiling else (busy, usable + free)
             others += _others(view, state)
         return cls(busy, busy + usable, others)
 

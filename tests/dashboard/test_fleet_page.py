@@ -24,6 +24,7 @@ from parallel_core.spec import RunSpec
 from parallel_core.version import version
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer
+from tests.dashboard.plain import plain
 
 
 @pytest.fixture(autouse=True)
@@ -233,13 +234,13 @@ def test_a_host_that_times_layers_says_so(client: Client, alice: Any) -> None:
     client.force_login(alice)
     said = page(client)
     assert "Times the layers of" in said and said.count("times layers<") == 2
-    assert "used by others" not in said
+    assert "used by others" not in said and "2 of 2 devices busy" in plain(said)
     attempt = factory.start(factory.queued(alice))
     said = page(client)
-    assert "once nothing runs here" in said and "times layers<" not in said
+    assert "once nothing runs here" in said and "times layers<" not in said and "1 of 2 devices busy" in plain(said)
     Attempt.objects.filter(pk=attempt.pk).update(started_at=None)  # sent to the host after the profile request
     said = page(client)
-    assert "Times the layers of" in said and said.count("times layers<") == 1
+    assert "Times the layers of" in said and said.count("times layers<") == 1 and "2 of 2 devices busy" in plain(said)
 
 
 def test_a_worker_of_another_version_is_told_apart(client: Client, bob: Any) -> None:
