@@ -2,12 +2,14 @@
 
 Threshold: fewer than 4 micro-batches a stage ("negligible when M >= 4 K", Huang et al. 2019, section 2.3), a bubble of
 25 % of the step, and a change that would save 8 % of it: 1F1B instead of the naive schedule, or more micro-batches. If
-the batch does not allow more, gradients may leave their stage early (`schedule.passes.early_gradients`).
+the batch does not allow more, gradients may leave their stage early (`schedule.passes.early_gradients`). Messages are
+taken to need as long for a smaller micro-batch: over a link with a long latency more of them make a step longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
@@ -53,10 +55,11 @@ def _better(case: Case, naive: bool) -> Iterator[_Better]:
         return
     for factor in (4, 2):
         m = case.spec.parallel.micro_batches * factor
+        more, words = Change(micro_batches=m, whole_messages=True), f"{m} micro-batches"
         if case.spec.parallel.schedule == "naive":  # more micro-batches alone would still run one after another
             do = f"Set parallel.schedule to 1f1b and parallel.micro_batches to {m}."
-            yield _Better(Change(schedule="1f1b", micro_batches=m), f"{m} micro-batches in schedule 1F1B", do)
+            yield _Better(replace(more, schedule="1f1b"), f"{words} in schedule 1F1B", do)
         else:
-            yield _Better(Change(micro_batches=m), f"{m} micro-batches", f"Raise parallel.micro_batches to {m}.")
+            yield _Better(more, words, f"Raise parallel.micro_batches to {m}.")
     if not case.spec.parallel.early_gradients:
         yield _Better(Change(early_gradients=True), "Early gradients", "Set parallel.early_gradients to true.")
