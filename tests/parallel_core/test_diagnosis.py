@@ -250,13 +250,6 @@ def test_one_micro_batch_of_the_naive_schedule_asks_for_both_more_and_another_sc
     assert "4 micro-batches in schedule 1F1B would save" in few.evidence
 
 
-def test_more_micro_batches_are_no_advice_where_each_message_takes_long() -> None:
-    made = spec(pp=2, micro_batches=2)
-    quick, slow = ([step(made, costs(made, message=us))] * 3 for us in (20, 12_000))
-    assert "few_micro_batches" in found(healthy(made, traced=quick))
-    assert not any("micro_batches" in one.change for one in diagnose(healthy(made, traced=slow)))
-
-
 def _stretched(rows: np.ndarray, factor: float) -> np.ndarray:
     rows = rows.copy()
     for side in ("start", "end"):

@@ -11,6 +11,7 @@ import numpy as np
 from parallel_core.analysis import waits
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import bytes_text, listed_text, ns_text, percent_text
+from parallel_core.plan.units import boundary_elements
 from parallel_core.schedule.ir import RECVS
 from parallel_core.simulate.replay import FREE, Change
 
@@ -31,11 +32,20 @@ def check(case: Case) -> Finding | None:
         "slow_link",
         f"{ns_text(saved)} of a step, {percent_text(saved / case.typical.step)}, is waiting for messages.",
         f"The link from rank {sender} to rank {receiver} is slowest: {ns_text(took)} for {bytes_text(size)}{speed}.",
-        "Place these two ranks on one host or a faster link, or cut the model where less crosses over.",
+        _change(case, bool(hosts)),
         effect_ns=saved,
         tab="whatif",
         rank=receiver,
     )
+
+
+def _change(case: Case, apart: bool) -> str:
+    """What to do about a link, of two hosts if `apart`: only what this run can do. A GPT has as much to send at every
+    cut."""
+    faster = "Place these two ranks on one host or a faster link" if apart else "Give these two ranks a faster link"
+    crossing, units = boundary_elements(case.spec), case.layout.stage_units
+    least = min(crossing[1:], default=0) < max(crossing[own[0]] for own in units[1:])
+    return f"{faster}, or cut the model where less crosses over." if least else f"{faster}."
 
 
 def _slowest(case: Case) -> tuple[int, int, int, int]:

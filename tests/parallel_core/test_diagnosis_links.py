@@ -1,0 +1,36 @@
+"""Findings of pipelines whose messages between stages take long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parallel_core.analysis.diagnosis import diagnose
+from parallel_core.spec import RunSpec
+from tests.parallel_core.test_diagnosis import MODEL, costs, found, healthy, spec
+from tests.parallel_core.test_replay import step
+
+
+def test_more_micro_batches_are_no_advice_where_each_message_takes_long() -> None:
+    made = spec(pp=2, micro_batches=2)
+    quick, slow = ([step(made, costs(made, message=us))] * 3 for us in (20, 12_000))
+    assert "few_micro_batches" in found(healthy(made, traced=quick))
+    assert not any("micro_batches" in one.change for one in diagnose(healthy(made, traced=slow)))
+
+
+@pytest.mark.parametrize(
+    ("model", "hosts", "words"),
+    [
+        (MODEL, (), "Give these two ranks a faster link."),
+        (MODEL, ("a", "b"), "Place these two ranks on one host or a faster link."),
+        ({"kind": "vgg16"}, (), "Give these two ranks a faster link, or cut the model where less crosses over."),
+    ],
+)
+def test_a_slow_link_is_not_to_be_mended_by_what_the_run_has_already(
+    model: dict[str, Any], hosts: tuple[str, ...], words: str
+) -> None:
+    split = {"pp": 2, "micro_batches": 8}
+    made = RunSpec.model_validate({"model": model, "parallel": split, "train": {"global_batch": 64}})
+    slow = healthy(made, traced=[step(made, costs(made, message=12_000))] * 3, hosts=hosts)
+    assert [one.change for one in diagnose(slow) if one.rule == "slow_link"] == [words]
