@@ -171,15 +171,16 @@ def _bought(view: Overview, again: Again, question: str) -> Answer | None:
 
 def _price(both: Sequence[tuple[Result, Result]]) -> str:
     """What recomputation costs in time, over the pairs in which other processes disturbed neither run."""
-    costs = [b.step.median / a.step.median - 1 for a, b in both if not a.taken and not b.taken]
+    quiet = [(a.step, b.step) for a, b in both if not a.taken and not b.taken]
     every = plural_text(len(both), "pair")
-    if not costs:
+    if not quiet:
         return f"in {every}; what it costs in time is not known, as other processes disturbed a run of each."
-    cost, noisy = median(costs), len(both) - len(costs)
+    cost, noisy = median(b.median / a.median - 1 for a, b in quiet), len(both) - len(quiet)
     change = f"{percent_text(abs(cost))} {'longer' if cost >= 0 else 'shorter'}"
+    change += ", within noise" * all(speedup(a, b).within_noise for a, b in quiet)
     if noisy:
-        return f"in {every}, for a step {change} in the {len(costs)} that nothing disturbed: medians."
-    return f"for a step {change}: medians of {every}."
+        return f"in {every}, for a step {change} in the {len(quiet)} that nothing disturbed: medians."
+    return f"for a step {change}: {'medians of ' * (len(both) > 1)}{every}."
 
 
 def _quiet(view: Overview) -> Answer | None:

@@ -218,7 +218,7 @@ def test_what_some_layers_save_is_not_what_all_save(alice: Any, redis_url: str) 
         factory.finished(alice, split, study=study)
     found = answers.recomputation(overview(study.runs.all()))
     assert [answer.question for answer in found] == ["Recomputation", "AR of layer 0"]
-    assert all("medians of 1 pair" in answer.detail for answer in found)
+    assert all("1 pair" in answer.detail for answer in found)
 
 
 def test_each_list_of_layers_has_an_answer_of_its_own(
@@ -238,7 +238,7 @@ def test_each_list_of_layers_has_an_answer_of_its_own(
         "AR of 5 layers: 0, 1, 2, 4, 5",
         "AR of 5 layers: 0, 1, 2, 4, 6",
     ]
-    assert all("medians of 1 pair" in answer.detail for answer in found)
+    assert all("1 pair" in answer.detail for answer in found)
 
 
 def test_streams_of_other_stages_update_otherwise() -> None:
