@@ -24,6 +24,7 @@ from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import (
     apart_text,
     count_text,
+    listed_text,
     percent_text,
     plural_text,
     ratio_text,
@@ -232,9 +233,12 @@ def _layers(view: Overview) -> list[str]:
     found = ((e.largest, e.label) for e in view.entries if e.largest is not None)
     known = sorted(found, key=lambda one: -one[0])  # the first of equal ones, as in the title
     said = [capacity.title(view.entries, view.room)]
-    if view.room and len(known) > 1:
-        named = apart_text([f"{label}: {count_text(most)}" for most, label in known[1:MOST_NAMED]])
-        least, label = known[-1]
-        said += [f"Next are {named}."] if len(known) > MOST_NAMED and least < known[0][0] else []
-        said += [f"{label} holds the fewest, {count_text(least)}. All are predicted."] if least < known[0][0] else []
+    if view.room and known and (least := known[-1][0]) < known[0][0]:
+        between = [f"{label}: {count_text(most)}" for most, label in known if least < most < known[0][0]][
+            : MOST_NAMED - 1
+        ]
+        verb, fewest = "is" if len(between) == 1 else "are", [label for most, label in known if most == least]
+        said += [f"Next {verb} {apart_text(between)}."] if between and len(known) > MOST_NAMED else []
+        who, hold = listed_text(sentences.shortened(fewest)), "holds" if len(fewest) == 1 else "hold"
+        said.append(f"{who} {hold} the fewest, {count_text(least)}. All are predicted.")
     return said

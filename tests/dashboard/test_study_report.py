@@ -18,6 +18,7 @@ from dashboard.studies import figures, method, report_answers, slowest
 from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.models import Study
 from dashboard.studies.report_views import SHARES
+from dashboard.studies.rows import Row
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.layout import Layout
@@ -233,6 +234,22 @@ def test_every_answer_is_of_the_numbers(study: Study) -> None:
     assert "less activations" in said["How does recomputation help?"]
     assert "layers would fit with" in said["How many layers fit?"]
     assert "Naive layer-wise + AR" in said["Is there a reason to use the slowest?"]
+
+
+def test_layers_of_equal_runs_are_told_once(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    sizes = iter([900, 900, 700, 800, 500, 500, 500])
+
+    def sized(row: Row) -> Row:
+        return replace(row, entry=replace(row.entry, largest=next(sizes)))
+
+    labels = [row.entry.label for row in view.rows[:7]]
+    most, *rest = report_answers._layers(replace(view, rows=list(map(sized, view.rows[:7]))))
+    assert labels[0] in most
+    assert rest == [
+        f"Next are {labels[3]}: 800, {labels[2]}: 700.",
+        f"{labels[4]} and 2 others hold the fewest, 500. All are predicted.",
+    ]
 
 
 def test_answers_change_with_the_runs(alice: Any) -> None:
