@@ -8,7 +8,8 @@ from typing import Any
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, row_height, rows_said, run_column, ticks
 from dashboard.charts.theme import Figure, var
-from parallel_core.analysis.quantities import count_text, plural_text, ratio_text
+from parallel_core.analysis.quantities import count_text, listed_text, plural_text, ratio_text
+from parallel_core.analysis.sentences import shortened
 from parallel_core.limits import MAX_LAYERS
 from parallel_core.plan.room import Room
 
@@ -67,7 +68,9 @@ def title(entries: Sequence[Entry], room: Room | None) -> str:
         equal = [e.label for own, e in known if own == most and e is not best]
         others = equal[0] if len(equal) == 1 else f"{len(equal)} others"
         return f"{text}, as many as with {others}." if equal else f"{text}, more than with any other run here."
-    return f"{text}: {ratio_text(most / base.largest)} the {count_text(base.largest)} of {base.label}."
+    who = listed_text(shortened([e.label for own, e in known if own == most]))
+    times = f"{ratio_text(most / base.largest)} the {count_text(base.largest)} of {base.label}"
+    return f"{count_text(most)} layers would fit with {who}, predicted: {times}."
 
 
 def _number(entry: Entry, most: int, found: bool) -> str:

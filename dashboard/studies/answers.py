@@ -80,12 +80,13 @@ def _largest(view: Overview) -> Answer | None:
     known = [(e.largest, e.label) for e in view.entries if e.largest is not None]
     if not known or not view.room:
         return None
-    most, label = max(known, key=lambda one: one[0])  # the first of equal ones, as in the chart's title
+    most = max(size for size, _ in known)
+    labels = [label for size, label in known if size == most]
     base = view.baseline.entry if view.baseline else None
     against = ""
-    if base and base.largest and base.label != label:
-        against = f"; {base.label} {'as many' if base.largest == most else count_text(base.largest)}"
-    detail = f"predicted, {label}{against}; on {view.room.each}, all else equal."
+    if base and base.largest and base.label not in labels:
+        against = f"; {base.label} {count_text(base.largest)}"
+    detail = f"predicted, {listed_text(sentences.shortened(labels))}{against}; on {view.room.each}, all else equal."
     return Answer("Largest model", f"{count_text(most)} layer{'' if most == 1 else 's'}", detail, "capacity")
 
 
