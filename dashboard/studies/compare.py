@@ -109,7 +109,8 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
         said.append(sentences.difference_sentence(a.breakdown, b.breakdown) if alike else UNEQUAL_STEPS)
     if a.memory_total and b.memory_total:
         change = b.memory_total - a.memory_total
-        said.append(f"Memory {'+' if change >= 0 else '−'}{bytes_text(abs(change))} on the worst rank.")
+        differs = f"Memory {'+' if change > 0 else '−'}{bytes_text(abs(change))} on the worst rank."
+        said.append(differs if change else "Memory is the same on the worst rank.")
     parity = others[0].parity
     if parity and parity.steps:
         how = (

@@ -103,6 +103,22 @@ def test_the_only_run_with_a_result_is_compared_with_nothing(alice: Any) -> None
     assert said["CPU of others"].startswith("1 of 1 measured run was disturbed")
 
 
+def test_a_reason_is_told_in_the_words_of_the_form(reader: Client, alice: Any) -> None:
+    done = factory.finished(alice, {})
+    nan = cut(alice, {"dp": 2}, State.FAILED, "The loss is not finite since step 9 (train.stop_on_nan).")
+    view = overview([done, nan], done)
+    assert view.left_out == [
+        "DP failed and is left out: The loss is not finite since step 9 (“End it when the loss stays NaN”)."
+    ]
+    assert "stop_on_nan" not in reader.get(f"/compare/?runs={done.pk},{nan.pk}").content.decode()
+
+
+def test_two_runs_that_take_as_much_memory_say_so(reader: Client, alice: Any) -> None:
+    one, other = (factory.finished(alice, {}, train={"seed": seed}) for seed in (7, 8))
+    page = reader.get(f"/compare/?runs={one.pk},{other.pk}")
+    assert any("Memory is the same on the worst rank." in said for said in page.context["verdict"])
+
+
 def test_of_many_some_are_named_and_the_table_has_the_reasons(reader: Client, alice: Any) -> None:
     runs = [factory.finished(alice, {}), *(cut(alice, {"dp": 2}, State.FAILED, REASON) for _ in range(5))]
     view = overview(runs)
