@@ -39,6 +39,8 @@ class Point(NamedTuple):
     """The fewest devices of the same model that have a result."""
     base: str = ""
     """Name of the split on those."""
+    whiskers: tuple[float, float] | None = None
+    """The speedups at the 90th and the 10th percentile of its step; None where they are not known."""
 
     @property
     def ideal(self) -> float:
@@ -152,10 +154,20 @@ def sentences(points: Sequence[Point]) -> list[str]:
     best, worst = there[0], there[-1]
     cores = "1 core allows" if best.cores == 1 else f"{best.cores} cores allow"
     what = f"of what {cores}, shared by {most} devices" if best.shared else f"of ideal on {most} devices"
-    out = [f"{percent_text(best.efficiency)} {what}: {best.name} scales best, {_times(best)}."]
+    close = [point for point in there[1:] if _within_noise(best, point)]
+    who = close[0].name if len(close) == 1 else plural_text(len(close), "other")
+    noise = f"; {who} {'is' if len(close) == 1 else 'are'} within noise" if close else ""
+    out = [f"{percent_text(best.efficiency)} {what}: {best.name} scales best, {_times(best)}{noise}."]
     if worst is not best:
         out.append(f"{percent_text(worst.efficiency)} is the least on {most} devices: {worst.name}, {_times(worst)}.")
     return out
+
+
+def _within_noise(best: Point, other: Point) -> bool:
+    """Whether the other may be as efficient: their whiskers overlap."""
+    if best.whiskers is None or other.whiskers is None:
+        return False
+    return best.whiskers[0] / best.ideal <= other.whiskers[1] / other.ideal
 
 
 def unscaled(points: Sequence[Point]) -> str:

@@ -67,7 +67,7 @@ def _memory(view: Overview) -> Answer | None:
     sizes = [(size, r.label) for r in view.results if (size := r.memory_total) is not None]
     if not sizes:
         return None
-    (least, _), (most, worst) = min(sizes), max(sizes)
+    least, (most, worst) = min(sizes)[0], max(sizes, key=lambda one: one[0])  # the first of equal ones, as in the chart
     labels = listed_text(sentences.shortened(sentences.lightest(view.results)))
     detail = f"{labels}; {worst} takes most, {bytes_text(most)}."
     if bytes_text(least) == bytes_text(most):

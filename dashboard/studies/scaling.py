@@ -8,6 +8,7 @@ result: one, where a device alone holds the model.
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -139,9 +140,18 @@ def _of_model(rows: Sequence[Row], several: bool, cores: int) -> list[Point]:
             cores=cores,
             fewest=first.devices,
             base=named(labels[first], first.way),
+            whiskers=_whiskers(own, rates[first]),
         )
         for split, own in splits.items()
     ]
+
+
+def _whiskers(rows: Sequence[Row], base: float) -> tuple[float, float] | None:
+    """Speedups over the rate `base` at the slowest and the fastest whisker of the rows; of few steps, anything."""
+    known = [(row.spec.train.global_batch / base, row.entry.own) for row in rows if row.entry.own]
+    if not known or any(own.few for _, own in known):
+        return (0.0, math.inf) if known else None
+    return min(batch / own.p90 for batch, own in known), max(batch / own.p10 for batch, own in known)
 
 
 def _splits(rows: Sequence[Row]) -> dict[_Split, list[Row]]:

@@ -193,6 +193,26 @@ def test_titles_follow_the_numbers() -> None:
     assert charts.sentences(one) == [] and charts.speedup([], "s").empty
 
 
+def test_what_may_scale_as_well_is_said_to_be_within_noise() -> None:
+    one = Point("", "Single", "single", "", 1, 1.0, 0.0)
+    best, other = (
+        Point("", "DP", "dp", way, 2, speedup, 0.1, whiskers=(speedup - 0.4, speedup + 0.4))
+        for way, speedup in (("weak", 1.3), ("strong", 1.0))
+    )
+    assert charts.sentences([one, best, other]) == [
+        "65 % of ideal on 2 devices: DP, weak scales best, 1.30x of one; DP, strong is within noise.",
+        "50 % is the least on 2 devices: DP, strong, 1.00x of one.",
+    ]
+    far = other._replace(whiskers=(0.8, 0.85))
+    assert "noise" not in charts.sentences([one, best, far])[0]
+
+
+def test_the_whiskers_of_a_point_are_those_of_its_steps(alice: Any) -> None:
+    study = finished(alice, counts=[1, 2])
+    for point in scaling.points(overview(study.runs.all(), study.baseline)):
+        assert point.whiskers and point.whiskers[0] < point.speedup < point.whiskers[1]
+
+
 def test_other_models_are_not_held_against_the_baseline(client: Client, alice: Any) -> None:
     study = finished(alice, strategies=["dp"], ways=["weak"], counts=[2], models=["mlp"])
     client.force_login(alice)
