@@ -11,7 +11,7 @@ from django.test import Client
 from dashboard.charts import capacity
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import Run, SeriesChunk, State
-from dashboard.studies import entries, figures, held_out, losses
+from dashboard.studies import answers, entries, figures, held_out, losses
 from dashboard.studies.entries import Setting
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
@@ -123,6 +123,14 @@ def test_the_dotted_line_ends_at_the_last_measured_row(alice: Any) -> None:
     data = figures.speedups(overview(made.runs.all())).figure["data"]
     line = next(trace for trace in data if trace.get("mode") == "lines")
     assert max(line["y"]) == 0.5
+
+
+def test_of_equals_the_answer_names_the_run_that_the_chart_does(alice: Any) -> None:
+    study = factory.study(alice, "Twins", ({}, {"micro_batches": 4}, {"dp": 2}), recompute=False)
+    view = overview(study.runs.all(), study.baseline)
+    (memory,) = [one for one in answers.of_overview(view) if one.question == "Least memory"]
+    assert figures.memories(view).title.startswith("89 MiB at most: Single, ")
+    assert memory.detail.endswith("; Single takes most, 89 MiB.")
 
 
 def test_of_equals_one_is_named_and_the_others_are_said() -> None:
