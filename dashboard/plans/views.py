@@ -11,6 +11,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 from django.views.decorators.vary import vary_on_headers
 
+from dashboard.accounts.guards import token_may_read
 from dashboard.charts.theme import LEGEND
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.fleet_page import MIB
@@ -128,6 +129,7 @@ def questions(request: HttpRequest) -> HttpResponse:
     return render(request, "plans/parts/questions.html", {"answers": answers})
 
 
+@token_may_read
 @require_safe
 def export(request: HttpRequest, kind: str) -> HttpResponse:
     """The plans of the page as JSON or CSV: the fastest of each layout."""

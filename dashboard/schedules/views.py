@@ -8,6 +8,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 from django.views.decorators.vary import vary_on_headers
 
+from dashboard.accounts.guards import token_may_read
 from dashboard.charts import schedule
 from dashboard.schedules import searched, words
 from dashboard.schedules.forms import ScheduleForm
@@ -61,6 +62,7 @@ def _files(side: str, request: HttpRequest) -> list[tuple[str, str]]:
     return [(kind.upper(), f"{reverse('schedules:order', args=[side, kind])}?{query}") for kind in ("csv", "json")]
 
 
+@token_may_read
 @require_safe
 def order(request: HttpRequest, side: str, kind: str) -> HttpResponse:
     """A schedule of the page as a file: PyTorch's CSV of its compute operations, or JSON. 404 if there is none."""

@@ -29,6 +29,10 @@ FILES = (
     "/runs/{run}/report/",
     "/studies/{study}/table.csv",
     "/studies/{study}/report/",
+    "/planner/plans.csv?model=gpt-125m&devices=2&batch=16",
+    "/planner/plans.json?model=gpt-125m&devices=2&batch=16",
+    "/schedules/order-a.csv",
+    "/schedules/order-b.json",
 )
 
 
