@@ -16,6 +16,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
+from dashboard.begun import began, typed
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
@@ -194,20 +195,21 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
     run = get_object_or_404(Run, pk=pk)
     if not may_change(request.user, run):
         raise PermissionDenied("Only the run's owner and admins may change it.")
-    values, errors = {"name": run.name, "tags": ", ".join(run.tags), "notes": run.notes}, {}
+    now, errors = {"name": run.name, "tags": ", ".join(run.tags), "notes": run.notes}, {}
     if request.method == "POST":
-        values = {key: request.POST.get(key, now) for key, now in values.items()}
+        name, tags, notes = (typed(request.POST, key) for key in now)
         try:
-            tags = split_tags(values["tags"])
-            services.edit(run=run, user=request.user, name=values["name"], tags=tags, notes=values["notes"])
+            split = None if tags is None else split_tags(tags)
+            services.edit(run=run, user=request.user, name=name, tags=split, notes=notes)
         except services.Invalid as error:
             errors = error.field_errors
         else:
             return redirect("runs:page", pk)
+    values, was = {key: request.POST.get(key, value) for key, value in now.items()}, began(request.POST, now)
     hints = {
         "name": f"at most {limits.MAX_NAME} characters",
         "tags": "separated by commas",
         "notes": f"what it is to show, or what it showed; at most {count_text(MAX_NOTES)} characters",
     }
-    context = {"run": run, "values": values, "errors": errors, "hints": hints}
+    context = {"run": run, "values": values, "was": was, "errors": errors, "hints": hints}
     return render(request, "runs/edit.html", context, status=422 if errors else 200)

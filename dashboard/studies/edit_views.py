@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.roles import may_change
+from dashboard.begun import began, typed
 from dashboard.runs.models import State
 from dashboard.runs.name_tags_notes import MAX_NOTES
 from dashboard.runs.queue_fields import QueueForm
@@ -29,19 +32,23 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study, pk=pk)
     if not may_change(request.user, study):
         raise PermissionDenied("Only the study's owner and admins may change it.")
-    values, errors, form = {"name": study.name, "notes": study.notes}, {}, QueueForm(study)
+    now = {"name": study.name, "notes": study.notes}
+    values, errors, form = now, {}, QueueForm(study)
+    was = began(request.POST, {**now, **{name: str(form[name].value()) for name in form.fields}})
     if request.method == "POST":
         form, values = QueueForm(study, request.POST), {key: request.POST.get(key, "") for key in values}
         if form.is_valid():
-            place = {name: value for name, value in form.cleaned_data.items() if name in request.POST}
+            place = {name: value for name, value in form.cleaned_data.items() if typed(request.POST, name) is not None}
+            name, notes = (typed(request.POST, key) for key in now)
             try:
-                editing.edit(study=study, user=request.user, name=values["name"], notes=values["notes"], **place)
+                editing.edit(study=study, user=request.user, name=name, notes=notes, **place)
             except services.Invalid as error:
                 errors = error.field_errors
                 for name in form.fields.keys() & errors.keys():
                     form.add_error(name, errors[name])
             else:
                 return redirect("studies:page", pk)
+    context: dict[str, Any] = {"study": study, "form": form, "values": values, "was": was, "errors": errors}
     queued = study.runs.filter(state=State.QUEUED, cancel_requested_at=None).count()
-    context = {"study": study, "values": values, "errors": errors, "hints": HINTS, "form": form, "queued": queued}
+    context |= {"hints": HINTS, "queued": queued}
     return render(request, "studies/edit.html", context, status=422 if errors or form.errors else 200)

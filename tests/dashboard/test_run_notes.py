@@ -10,6 +10,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run
+from dashboard.runs.priority import Priority
 from tests.dashboard import factory
 from tests.dashboard.streamed_body import received
 
@@ -39,6 +40,34 @@ def test_the_owner_writes_them_and_everybody_reads_them(member: Client, reader: 
     assert run.name == "other" and run.notes
     assert edit(member, run, notes="") == 302
     assert 'class="notes"' not in reader.get(f"/runs/{run.pk}/").content.decode()
+
+
+def untouched(client: Client, address: str) -> dict[str, str]:
+    """What the form at the address sends where nobody typed."""
+    page = client.get(address)
+    was = {f"was-{name}": value for name, value in page.context["was"].items()}
+    assert all(f'name="{name}"' in page.content.decode() for name in was)
+    return {**page.context["was"], **was}
+
+
+def test_of_a_form_in_two_tabs_the_later_one_leaves_what_it_did_not_change(member: Client, run: Run) -> None:
+    tabs = [untouched(member, f"/runs/{run.pk}/edit") for _ in range(2)]
+    assert edit(member, run, **{**tabs[0], "name": "from the first tab"}) == 302
+    refused = member.post(f"/runs/{run.pk}/edit", {**tabs[1], "notes": "y" * 4001})
+    assert refused.status_code == 422 and refused.context["was"]["name"] == "kept", "as the tab began with it"
+    assert edit(member, run, **{**tabs[1], "notes": "from the second"}) == 302
+    run.refresh_from_db()
+    assert (run.name, run.notes, run.tags) == ("from the first tab", "from the second", ["a"])
+
+
+def test_of_a_study_in_two_tabs_as_of_a_run(member: Client, alice: Any) -> None:
+    study = factory.study(alice, splits=({},), recompute=False)
+    address = f"/studies/{study.pk}/edit/"
+    tabs = [untouched(member, address) for _ in range(2)]
+    assert member.post(address, {**tabs[0], "name": "renamed", "priority": "low"}).status_code == 302
+    assert member.post(address, {**tabs[1], "notes": "found"}).status_code == 302
+    study.refresh_from_db()
+    assert (study.name, study.notes, study.priority) == ("renamed", "found", Priority.LOW)
 
 
 @pytest.mark.parametrize(
