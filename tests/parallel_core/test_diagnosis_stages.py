@@ -101,3 +101,20 @@ def test_an_exposed_reduction_says_what_a_replica_works_on(split: dict[str, Any]
     exposed = healthy(made, traced=[step(made, costs(made, reduction=60_000))] * 3)
     (exposing,) = [one for one in diagnose(exposed) if one.rule == "exposed_reduction"]
     assert exposing.evidence.endswith(f"with {samples} samples a replica.")
+
+
+@pytest.mark.parametrize(
+    ("split", "first"),
+    [
+        ({"zero": 1, "micro_batches": 4}, "Raise train.global_batch: the sum costs the same whatever the batch;"),
+        ({"zero": 2, "micro_batches": 1}, "Raise train.global_batch: the sum costs the same whatever the batch;"),
+        ({"zero": 2, "micro_batches": 4}, "Lower parallel.micro_batches, or set parallel.zero to 1,"),
+        ({"zero": 3, "micro_batches": 8}, "Lower parallel.micro_batches, or set parallel.zero to 1,"),
+        ({"zero": 2, "micro_batches": 8, "pp": 2}, "Set parallel.zero to 1, if memory allows:"),
+    ],
+)
+def test_what_is_sent_for_each_micro_batch_is_less_with_fewer(split: dict[str, Any], first: str) -> None:
+    made, plain = (spec(dp=2, **{**split, "zero": zero}) for zero in (split["zero"], 0))
+    exposed = [step(plain, costs(plain, reduction=60_000))] * 3
+    (exposing,) = [one for one in diagnose(healthy(made, traced=exposed)) if one.rule == "exposed_reduction"]
+    assert exposing.change.startswith(first)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
-from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind
 
 MOST = 0.15
@@ -31,10 +31,22 @@ def check(case: Case) -> Finding | None:
         "exposed_reduction",
         f"{percent_text(took / case.step_ns)} of the step is the replicas' {what}, not hidden.",
         f"{ns_text(took)} of {ns_text(case.step_ns)}, with {_samples(case, group)} samples a replica.",
-        "Raise train.global_batch: the sum costs the same whatever the batch; or use fewer replicas, or a faster link.",
+        _change(case),
         effect_ns=took,
         tab="whatif",
     )
+
+
+def _change(case: Case) -> str:
+    """ZeRO-2 and ZeRO-3 communicate for each micro-batch: fewer of them save more than a larger batch does."""
+    split = case.spec.parallel
+    if split.zero < 2 or split.micro_batches == 1:
+        same = "Raise train.global_batch: the sum costs the same whatever the batch"
+        return f"{same}; or use fewer replicas, or a faster link."
+    again = f"replicas communicate for each of the {plural_text(split.micro_batches, 'micro-batch')}"
+    if split.pp > 1:  # with fewer of them its bubble would grow
+        return f"Set parallel.zero to 1, if memory allows: {again}."
+    return f"Lower parallel.micro_batches, or set parallel.zero to 1, if memory allows: {again}."
 
 
 def _samples(case: Case, group: Sequence[int]) -> str:
