@@ -17,7 +17,7 @@ from dashboard.numbers import number
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.spreading import chosen, several
-from dashboard.studies import breakages, reruns
+from dashboard.studies import breakages, reruns, services
 from dashboard.studies.feasible import Allowance
 from dashboard.studies.forms import initial_of
 from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
@@ -115,6 +115,7 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
     found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": skipped}
     found |= {"unchecked": plan.unchecked, "uncounted": plan.uncounted, "note": form.runs_note}
     found["waits"] = reruns.waiting_text(plan.waits)
+    found["too_many"] = services.too_many(plan, form.cleaned_data.get("repeats") or 1)
     found["untimed"] = next((step.untimed for step in steps if step.untimed), None)
     return {**found, "record": ledger.time_record().sentence() if any(step.seconds for step in steps) else ""}
 

@@ -214,6 +214,14 @@ def name_errors(name: str) -> dict[str, str]:
     return name_tags_notes.name_errors(name.strip()) if name.strip() else {"name": "A study needs a name."}
 
 
+def too_many(plan: Plan, repeats: int) -> str:
+    """Why a study cannot hold the runs of a plan, as a sentence; '' if it can."""
+    if plan.cut:
+        return f"Choose fewer combinations: {variants.too_many_text()}"
+    count = len(plan.variants) * repeats
+    return f"{count} runs; a study holds at most {variants.MAX_RUNS}." if count > variants.MAX_RUNS else ""
+
+
 def _check(name: str, plan: Plan, repeats: int) -> None:
     errors = name_errors(name)
     if not 1 <= repeats <= MAX_REPEATS:
@@ -221,9 +229,7 @@ def _check(name: str, plan: Plan, repeats: int) -> None:
     if not plan.variants:
         why = f" {plan.skipped[0].name}: {plan.skipped[0].reason}" if plan.skipped else ""
         errors["plan"] = f"Nothing is left to run.{why}"
-    elif plan.cut:
-        errors["plan"] = f"Choose fewer combinations: {variants.too_many_text()}"
-    elif len(plan.variants) * repeats > variants.MAX_RUNS:
-        errors["plan"] = f"{len(plan.variants) * repeats} runs; a study holds at most {variants.MAX_RUNS}."
+    elif why := too_many(plan, repeats):
+        errors["plan"] = why
     if errors:
         raise Invalid(errors)

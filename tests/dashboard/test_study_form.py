@@ -315,6 +315,19 @@ def test_a_matrix_of_too_many_combinations_is_not_worked_out(member: Client, mon
     assert not Study.objects.exists()
 
 
+def test_more_runs_than_a_study_holds_are_said_before_they_are_queued(
+    member: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disabled, why = 'id="queue" disabled', "4 runs; a study holds at most 3."
+    few = preview(member, {**SWEEP, "repeats": "2"})
+    assert "4 runs" in few and disabled not in few and "holds at most" not in few
+    monkeypatch.setattr(variants, "MAX_RUNS", 3)
+    many = preview(member, {**SWEEP, "repeats": "2"})
+    assert why in many and disabled in many
+    refused = member.post(NEW, {**SWEEP, "repeats": "2"}).content.decode()
+    assert refused.count(f'<p class="error">{why}') == 1
+
+
 def test_the_form_looks_once_however_many_variants_it_lists(member: Client, django_assert_max_num_queries: Any) -> None:
     """Queries for the user (3), the fleet (2), whether the controller is at work, corpora (of the form and of the
     specs), and the profiles of all variants. The HTMX response needs the corpora once, and whether there is any study.
