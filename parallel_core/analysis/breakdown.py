@@ -4,7 +4,7 @@ Every instant of a rank's step (its span of kind STEP; without one, from its fir
 exactly one component, the first of this list that covers it:
 
 1. `bubble`: inside a blocking collective (TP_COLLECTIVE, ALLREDUCE, NORM, ...), before its last participant arrived
-   (one behind computation is reached where its TP_FLIGHT or UNSHARD_FLIGHT begins);
+   (one behind computation is reached where its TP_FLIGHT, UNSHARD_FLIGHT or BUCKET_FLIGHT begins);
 2. `exposed_collective`: the rest of that collective;
 3. `recompute`: spans R, which lie inside those of BW;
 4. `compute`: F, B, W, BW, PAIR, without the collectives and recomputation inside them; `forward` is its part in F, also

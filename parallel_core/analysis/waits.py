@@ -1,9 +1,10 @@
 """Who waited for whom: receives joined with their sends, collectives with the last rank to arrive.
 
 The k-th collective of a kind on one rank is the k-th on every rank of its group: the tensor group (TP_COLLECTIVE), the
-replicas of the stage (ALLREDUCE and the like, UNSHARD, STATISTICS), all ranks (NORM). A rank arrives where its span
-starts; at a collective behind computation, where the flight before it does (`FLIGHT`). A RECV is matched by stage,
-micro-batch and the tensor coordinate of the sender. `rows` are SPAN rows of each global rank in order of their start.
+replicas of the stage (ALLREDUCE and the like, UNSHARD, BUCKET_WAIT, STATISTICS), all ranks (NORM). A rank arrives where
+its span starts; at a collective behind computation, where the flight before it does (`FLIGHT`). A RECV is matched by
+stage, micro-batch and the tensor coordinate of the sender. `rows` are SPAN rows of each global rank in order of their
+start.
 """
 
 from __future__ import annotations

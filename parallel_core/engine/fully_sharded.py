@@ -82,7 +82,8 @@ class _Scatter(_Collective, ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        self.end(Kind.BUCKET, lambda: reduce_scatter(output_tensor, input_tensor, group), input_tensor.nbytes)
+        kind = Kind.BUCKET if input_tensor.is_cuda else Kind.BUCKET_WAIT  # on CUDA on a stream of its own
+        self.end(kind, lambda: reduce_scatter(output_tensor, input_tensor, group), input_tensor.nbytes)
 
 
 class FullySharded(FlatParameters):

@@ -118,7 +118,7 @@ class Zero2Reducer:
 
     def finish(self) -> int:
         """Waits until the owned gradients are complete; returns the bytes reduced."""
-        self._finish_in_flight()
+        self._finish_in_flight(inside=False)
         moved, self._moved = self._moved, 0
         return moved
 
@@ -157,12 +157,17 @@ class Zero2Reducer:
         bucket.came = bucket.came - bucket.needs
 
     @torch.no_grad()
-    def _finish_in_flight(self) -> None:
+    def _finish_in_flight(self, inside: bool = True) -> None:
+        """Waits for the bucket in flight; `inside` a backward, whose time that is not: then the wait is recorded, and
+        before it the flight."""
         if self._in_flight is None:
             return
-        start, work, whole, out, mine = self._in_flight
+        begun, work, whole, out, mine = self._in_flight
         self._in_flight = None
+        start = self._scope.mark() if inside else begun
         work.wait()
+        if inside:
+            self._scope.span(Kind.BUCKET_FLIGHT, LANE_COLLECTIVE, begun, end=start)
+        self._scope.span(Kind.BUCKET_WAIT if inside else Kind.BUCKET, LANE_COLLECTIVE, start, whole.nbytes)
         if out is not mine:
             mine.add_(out)
-        self._scope.span(Kind.BUCKET, LANE_COLLECTIVE, start, whole.nbytes)

@@ -50,6 +50,8 @@ class Kind(IntEnum):
     STATISTICS = 39  # child of a compute operation: batch-norm statistics over all replicas
     TP_FLIGHT = 40  # a TP_COLLECTIVE behind computation: from its begin to where the wait for it starts
     UNSHARD_FLIGHT = 41  # an UNSHARD behind computation, likewise; one on a stream of its own as a whole
+    BUCKET_WAIT = 42  # child of a compute operation: the wait for a gradient bucket (ZeRO-2, ZeRO-3)
+    BUCKET_FLIGHT = 43  # a gradient bucket behind computation: from its begin to where the BUCKET_WAIT starts
 
 
 COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.W, Kind.BW, Kind.PAIR})
@@ -57,9 +59,13 @@ SENDS = frozenset({Kind.SEND_ACT, Kind.SEND_GRAD})
 RECVS = frozenset({Kind.RECV_ACT, Kind.RECV_GRAD})
 P2P = SENDS | RECVS
 REPLICA_COLLECTIVES = frozenset({Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER})
-INSIDE = frozenset({Kind.TP_COLLECTIVE, Kind.UNSHARD, Kind.STATISTICS})
+INSIDE = frozenset({Kind.TP_COLLECTIVE, Kind.UNSHARD, Kind.STATISTICS, Kind.BUCKET_WAIT})
 """Collectives inside a compute operation."""
-FLIGHT = {Kind.TP_COLLECTIVE: Kind.TP_FLIGHT, Kind.UNSHARD: Kind.UNSHARD_FLIGHT}
+FLIGHT = {
+    Kind.TP_COLLECTIVE: Kind.TP_FLIGHT,
+    Kind.UNSHARD: Kind.UNSHARD_FLIGHT,
+    Kind.BUCKET_WAIT: Kind.BUCKET_FLIGHT,
+}
 """Collectives inside a compute operation that may run behind computation -> their flights."""
 FLIGHTS = frozenset({Kind.BUCKET, *FLIGHT.values()})
 """Collectives in flight while their rank computes."""

@@ -32,6 +32,8 @@ WORDS = {
     Kind.TP_FLIGHT: "tensor-parallel collective in flight",
     Kind.UNSHARD: "parameters of a layer gathered",
     Kind.UNSHARD_FLIGHT: "parameters of a layer gathered behind computation",
+    Kind.BUCKET_WAIT: "wait for a gradient bucket",
+    Kind.BUCKET_FLIGHT: "gradient bucket behind computation",
     Kind.STATISTICS: "statistics of a batch norm gathered",
     Kind.NORM: "flush: gradient norm over all ranks",
     Kind.BUCKET: "gradient bucket in flight",

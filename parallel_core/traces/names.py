@@ -22,7 +22,7 @@ _STAGE, _MICRO_BATCH = r"(\d{1,4})", r"(\d{1,9})"
 _OWN = re.compile(rf"(?:PP:)?{_STAGE}(F|BW|B|I|W){_MICRO_BATCH}")
 _MESSAGE = re.compile(rf"(?:PP:)?{_STAGE}(SEND|RECV)_(ACT|GRAD|F|B){_MICRO_BATCH}")
 _UPDATE = re.compile(r"\d+OPT_STEP")
-_SUMS = re.compile(r"\d+(ALLREDUCE|REDUCE_SCATTER|GATHER)|NORM|TP_COLLECTIVE|UNSHARD|STATISTICS")
+_SUMS = re.compile(r"\d+(ALLREDUCE|REDUCE_SCATTER|GATHER)|NORM|TP_COLLECTIVE|UNSHARD|BUCKET_WAIT|STATISTICS")
 NORM = "NORM"
 """Annotation of the collective in which all ranks meet before an update."""
 _PAIR = re.compile(rf"(?:PP:)?\({_STAGE}F{_MICRO_BATCH};{_STAGE}B{_MICRO_BATCH}\)OVERLAP_F_B")

@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from parallel_core import faults
+from parallel_core.analysis.breakdown import breakdown
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.fingerprint import ReplicasDiffer
@@ -243,6 +244,16 @@ def test_an_unbalanced_cut_is_what_is_trained(pipeline: list[list[Frame]]) -> No
 def test_late_faults_change_no_number(pipeline: list[list[Frame]], tmp_path: Path) -> None:
     healthy = frames(spec_of(pp=2, micro_batches=2), tmp_path)
     np.testing.assert_allclose(series(pipeline[0], "loss")["value"], series(healthy[0], "loss")["value"], rtol=1e-6)
+
+
+def test_a_wait_for_a_slow_sum_within_a_backward_is_no_computing(tmp_path: Path) -> None:
+    spec = spec_of("slow_group:ms=80", dp=2, zero=2, micro_batches=2, train={"steps": 5})
+    seen = {rank: spans(own, 4) for rank, own in enumerate(frames(spec, tmp_path))}
+    for rank, found in breakdown(seen, Layout.of(spec)).items():
+        waits, flown = (lengths(seen[rank], kind) for kind in (Kind.BUCKET_WAIT, Kind.BUCKET_FLIGHT))
+        assert [flight + wait >= 80e6 for flight, wait in zip(flown, waits, strict=True)] == [True]
+        passes = sum(lengths(seen[rank], Kind.F)) + sum(lengths(seen[rank], Kind.BW))
+        assert found.compute == passes - waits[0]
 
 
 def test_slow_collectives_end_late(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_its_gathers_and_sums_have_spans(tmp_path: Path) -> None:
     spec = sharded(MODEL, TORCH)
     forward, backward = unsharded(spec)
     for _, spans in ranks.run(spec, _peak, tmp_path):
-        gathers, sums = ([row for row in spans if row[0] == kind] for kind in (Kind.UNSHARD, Kind.BUCKET))
+        gathers, sums = ([row for row in spans if row[0] == kind] for kind in (Kind.UNSHARD, Kind.BUCKET_WAIT))
         assert len(gathers) == len(forward) + len(backward) and len(sums) == len(forward)
         assert all(lane == LANE_COLLECTIVE and size and end >= start for _, lane, start, end, size in gathers + sums)
 

@@ -45,7 +45,7 @@ SPLITS: list[dict[str, Any]] = [
     {"pp": 3, "widths": (1, 2, 1), "micro_batches": 4, "schedule": "gpipe"},
     {"pp": 2, "replicas": (2, 1), "widths": (2, 1), "micro_batches": 4},
 ]
-LEFT_OUT = {Kind.NORM, Kind.BUCKET}
+LEFT_OUT = {Kind.NORM, Kind.BUCKET, Kind.BUCKET_WAIT, Kind.BUCKET_FLIGHT}
 SAID = {
     Kind.TP_COLLECTIVE: "tensor",
     Kind.ALLREDUCE: "data",

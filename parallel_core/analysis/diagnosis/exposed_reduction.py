@@ -14,6 +14,7 @@ from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind
 
 MOST = 0.15
+SPENT = (*sorted(REPLICA_COLLECTIVES), Kind.UNSHARD, Kind.BUCKET_WAIT)
 
 
 def check(case: Case) -> Finding | None:
@@ -21,12 +22,12 @@ def check(case: Case) -> Finding | None:
         return None
     # The last replica of a stage to arrive waits for no other, so its time is that of the collective itself.
     took, group = max(
-        (min(sum(case.spent(rank, kind) for kind in (*REPLICA_COLLECTIVES, Kind.UNSHARD)) for rank in group), group)
+        (min(sum(case.spent(rank, kind) for kind in SPENT) for rank in group), group)
         for group in case.layout.data_groups()
     )
     if took < MOST * case.step_ns:
         return None
-    what = "gathers of parameters and sums of gradients" if case.spec.parallel.zero > 2 else "all-reduce"
+    what = "gathers of parameters and sums of gradients" if case.spec.parallel.zero else "all-reduce"
     return Finding(
         "exposed_reduction",
         f"{percent_text(took / case.step_ns)} of the step is the replicas' {what}, not hidden.",

@@ -17,7 +17,7 @@ from parallel_core.analysis.waits import step_start
 from parallel_core.schedule.ir import COMPUTE, RECVS, REPLICA_COLLECTIVES, Kind
 
 _WORK = tuple(sorted(COMPUTE - {Kind.R}))
-_SUMS = (*sorted(REPLICA_COLLECTIVES), Kind.BUCKET)
+_SUMS = (*sorted(REPLICA_COLLECTIVES), Kind.BUCKET, Kind.UNSHARD, Kind.BUCKET_WAIT)
 KINDS: dict[str, tuple[Kind, ...]] = {
     "straggler": _WORK,
     "unbalanced_stages": _WORK,
