@@ -51,9 +51,15 @@ def _edges(fields: Sequence[Field], best: Tried) -> str:
     at_end = [
         field.label
         for field, at in zip(fields, best.places, strict=True)
-        if field.ordered and len(field.values) > 2 and at in {0, len(field.values) - 1}
+        if field.ordered and len(field.values) > 2 and _beyond(field, at)
     ]
     return f"the best {listed_text(at_end)} is at an end of what was tried: try values beyond" if at_end else ""
+
+
+def _beyond(field: Field, at: int) -> bool:
+    """Whether that value is the first or the last, with others to try behind it."""
+    before, after = field.beyond
+    return (before and at == 0) or (after and at == len(field.values) - 1)
 
 
 def _heat_map(fields: Sequence[Field], tried: Sequence[Tried], best: Tried, quantity: Quantity) -> dict[str, Any]:

@@ -19,7 +19,9 @@ class Field:
     label: str
     values: Sequence[str]
     ordered: bool = True
-    """Whether the values are numbers, with others beyond the first and the last."""
+    """Whether the values are numbers."""
+    beyond: tuple[bool, bool] = (True, True)
+    """Whether there are values to try before the first, and after the last."""
 
     def at(self, place: int) -> str:
         value = self.values[place]

@@ -64,6 +64,13 @@ def bounds(info: FieldInfo) -> str:
     return f"{strict}{bound_text(typing.cast(Any, low))} to {below}{bound_text(typing.cast(Any, high))}"
 
 
+def ends(info: FieldInfo) -> tuple[float | None, float | None]:
+    """The least and the greatest value that a leaf may have; None where there is none, or it is itself excluded."""
+    rules = _rules(info)
+    low = next((float(typing.cast(Any, m.ge)) for m in rules if isinstance(m, Ge)), None)
+    return low, next((float(typing.cast(Any, m.le)) for m in rules if isinstance(m, Le)), None)
+
+
 def _rules(info: FieldInfo) -> list[Any]:
     """The constraints of a leaf; for an optional number (`Annotated[int, Field(ge=1)] | None`) those of the number."""
     inner = typing.get_args(info.annotation)[0] if is_optional(info) else None

@@ -10,6 +10,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.swept import Field, Quantity, Tried
 from dashboard.runs.differences import flat, value_text
 from dashboard.runs.form_words import short_label
+from dashboard.runs.spec_fields import ends, leaves
 from dashboard.studies import sweepable
 from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
@@ -36,7 +37,7 @@ def of_overview(kind: str, view: Overview) -> dict[str, Chart]:
         return {}
     values = [_in_order([tables[row.run.pk][path] for row in rows]) for path in found]
     fields = [
-        Field(short_label(path), [value_text(path, value) for value in own], _are_numbers(own))
+        Field(short_label(path), [value_text(path, value) for value in own], _are_numbers(own), _beyond(path, own))
         for path, own in zip(found, values, strict=True)
     ]
     tried = []
@@ -72,6 +73,14 @@ def _in_order(values: Sequence[Any]) -> list[Any]:
     return (
         sorted(different, key=lambda value: (value is not None, value or 0)) if _are_numbers(different) else different
     )
+
+
+def _beyond(path: str, values: Sequence[Any]) -> tuple[bool, bool]:
+    """Whether the field has values before the first and after the last of these; a seed is no more one than another."""
+    if path == "train.seed":
+        return False, False
+    low, high = ends(leaves()[path])
+    return values[0] is not None and values[0] != low, values[-1] != high
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:

@@ -189,6 +189,21 @@ def test_where_all_train_the_same_the_time_of_a_step_is_held_against_the_field(a
     assert chart.title.startswith("Lowest step time: 100 ms, with Micro-batches 2.")
 
 
+@pytest.mark.parametrize(
+    ("path", "values", "beyond"),
+    [
+        ("parallel.micro_batches", ["1", "2", "4"], False),
+        ("parallel.micro_batches", ["2", "4", "8"], True),
+        ("train.seed", ["3", "4", "5"], False),
+    ],
+)
+def test_beyond_a_bound_there_is_nothing_to_try(alice: Any, path: str, values: list[str], beyond: bool) -> None:
+    """The first is the best: no step has fewer than one micro-batch, and no seed is less than another."""
+    study = sweep(alice, Swept(path, values), [0.1, 0.2, 0.3])
+    chart = swept.of_overview(study.kind, overview(study.runs.all(), ranked=True))["swept"]
+    assert ("try values beyond" in chart.subtitle) is beyond
+
+
 def test_beyond_words_there_is_nothing_to_try(alice: Any) -> None:
     study = sweep(alice, Swept("train.lr_schedule", ["constant", "linear", "cosine"]), [0.3, 0.2, 0.1])
     chart = swept.of_overview(study.kind, overview(study.runs.all(), ranked=True))["swept"]
