@@ -39,8 +39,11 @@ def test_fewer_devices_are_a_reason() -> None:
 
 
 def test_others_are_blamed_only_where_they_took_more_than_of_the_baseline() -> None:
-    taken = replace(FP16, taken=0.42)
-    assert sentences.slowest([SINGLE, taken], SINGLE).endswith("; other processes took 42 % of its device.")
+    taken = replace(FP16, taken=0.52)
+    assert sentences.slowest([SINGLE, taken], SINGLE).endswith("; other processes took 52 % of its device.")
+    little = replace(FP16, taken=0.42)
+    told = sentences.slowest([SINGLE, little], SINGLE)
+    assert told.endswith(" of Single."), "with 42 % less of a device a step takes 1.7 times as long at most, not twice"
     base = replace(SINGLE, taken=0.51)
     assert sentences.slowest([base, taken], base).endswith("; its compute takes 2.06x as long as that of Single.")
 
