@@ -86,7 +86,9 @@ def _largest(view: Overview) -> Answer | None:
     against = ""
     if base and base.largest and base.label not in labels:
         against = f"; {base.label} {count_text(base.largest)}"
-    detail = f"predicted, {listed_text(sentences.shortened(labels))}{against}; on {view.room.each}, all else equal."
+    kept = f"{'balanced cuts and ' * view.own_cuts}all else equal"
+    who = listed_text(sentences.shortened(labels))
+    detail = f"predicted, {who}{against}; on {view.room.each}, {kept}."
     return Answer("Largest model", f"{count_text(most)} layer{'' if most == 1 else 's'}", detail, "capacity")
 
 

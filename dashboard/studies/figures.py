@@ -109,7 +109,8 @@ def memories(view: Overview) -> Chart:
 def layers(view: Overview) -> Chart:
     """The title is of the baseline's kind of model: layers of another are no choice instead of its own."""
     title = capacity.title(view.like_for_like.entries, view.room)
-    return replace(capacity.chart(view.entries, view.room), title=title)
+    made = capacity.chart(view.entries, view.room)
+    return replace(made, title=title, source=made.source + "; own cuts are replaced by balanced ones" * view.own_cuts)
 
 
 def losses(view: Overview) -> Chart:

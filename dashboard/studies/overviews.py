@@ -56,6 +56,11 @@ class Overview:
         return next((row.entry.fields for row in self.rows if row.entry.fields), "")
 
     @property
+    def own_cuts(self) -> bool:
+        """Whether any run has cuts of its own, which no model of another depth could have."""
+        return any(row.spec.parallel.cuts for row in self.rows)
+
+    @property
     def limit(self) -> int | None:
         return self.room.whole if self.room else None
 

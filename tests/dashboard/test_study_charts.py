@@ -133,6 +133,16 @@ def test_of_equals_the_answer_names_the_run_that_the_chart_does(alice: Any) -> N
     assert memory.detail.endswith("; Single takes most, 89 MiB.")
 
 
+@pytest.mark.parametrize("cuts", [None, [3]])
+def test_layers_that_are_cut_otherwise_than_those_that_ran_say_so(alice: Any, cuts: list[int] | None) -> None:
+    splits: tuple[dict[str, Any], ...] = ({}, {"pp": 2, "micro_batches": 4, "cuts": cuts})
+    study = factory.study(alice, "Cut", splits, recompute=False)
+    view = overview(study.runs.all(), study.baseline)
+    (most,) = [one for one in answers.of_overview(view) if one.question == "Largest model"]
+    assert most.detail.endswith(", balanced cuts and all else equal.") is bool(cuts)
+    assert figures.layers(view).source.endswith("; own cuts are replaced by balanced ones") is bool(cuts)
+
+
 def test_of_equals_one_is_named_and_the_others_are_said() -> None:
     def title(*found: tuple[str, int]) -> str:
         entries = [Entry(label, largest=most, baseline=not i) for i, (label, most) in enumerate(found)]
