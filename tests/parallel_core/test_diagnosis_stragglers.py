@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parallel_core.analysis.diagnosis import Finding, diagnose
+from parallel_core.analysis.diagnosis import RULES, Finding, checked, diagnose, unjudged
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core.test_diagnosis import US, costs, found, healthy, slowed, spec, with_children
@@ -37,7 +37,10 @@ def test_ranks_that_share_a_gpu_are_spoken_of_on_gpus_alone() -> None:
 
 def test_a_disturbed_run_is_not_judged_by_its_times() -> None:
     made = spec(dp=2)
-    assert found(healthy(made, traced=slowed(made, 1, 2.0), others=0.5)) == ["disturbed"]
+    case = healthy(made, traced=slowed(made, 1, 2.0), others=0.5)
+    assert found(case) == ["disturbed"]
+    assert checked(case) == sum(not rule.timing for rule in RULES.values()) < len(RULES), "what it says it checked"
+    assert unjudged(case) == "other processes disturbed the times"
 
 
 def test_one_rank_that_launches_is_no_straggler() -> None:

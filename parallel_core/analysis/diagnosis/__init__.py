@@ -72,13 +72,14 @@ RULES: dict[str, _Rule] = {
 
 
 def checked(case: Case) -> int:
-    """Number of rules that could judge the case with its traced steps and its memory limit."""
-    return sum(_able(rule, case) for rule in RULES.values())
+    """Number of rules that could judge the case with its traced steps and its memory limit, and by its times."""
+    return sum(_able(rule, case) for rule in _applied(case))
 
 
 def unjudged(case: Case) -> str:
     """Why the other rules could not judge; '' if all could."""
     reasons = [
+        (_untrusted(case), "other processes disturbed the times"),
         (not case.traced, _untraced(case)),
         (bool(case.traced) and case.typical is None, _not_replayed(case)),
         (0 < len(case.traced) < max(rule.steps for rule in RULES.values()), "one traced step is not enough for some"),
@@ -86,6 +87,17 @@ def unjudged(case: Case) -> str:
         (case.limit is None, "no memory limit is known"),
     ]
     return listed_text([why for true, why in reasons if true])
+
+
+def _untrusted(case: Case) -> bool:
+    """Whether other processes used the devices, so that times say little."""
+    return disturbed.check(case) is not None
+
+
+def _applied(case: Case, always: Collection[str] = ()) -> list[_Rule]:
+    """The rules without those that judge times which cannot be trusted, except those named in `always`."""
+    untrusted = _untrusted(case)
+    return [rule for name, rule in RULES.items() if not (rule.timing and untrusted) or name in always]
 
 
 def _able(rule: _Rule, case: Case) -> bool:
@@ -116,8 +128,6 @@ def diagnose(case: Case, always: Collection[str] = ()) -> list[Finding]:
 
     While other processes use the devices, rules that judge times are skipped, except those named in `always`.
     """
-    disturbed_now = disturbed.check(case) is not None
-    asked = [rule for name, rule in RULES.items() if not (rule.timing and disturbed_now) or name in always]
-    found = [rule.check(case) for rule in asked]
+    found = [rule.check(case) for rule in _applied(case, always)]
     made = [finding for finding in found if finding is not None]
     return sorted(made, key=lambda finding: (not finding.urgent, -finding.effect_ns, -finding.effect_bytes))
