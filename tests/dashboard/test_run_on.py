@@ -264,6 +264,20 @@ def test_a_study_has_one_place_and_one_priority_for_its_runs(admin: Any) -> None
     assert (study.run_on, study.priority) == ("worker:yard-a", Priority.LOW)
 
 
+def test_only_admins_are_offered_the_priority_that_only_they_may_queue_at(
+    member: Client, alice: Any, admin: Any
+) -> None:
+    study, option = factory.study(alice, splits=({},), recompute=False), '<option value="high"'
+    addresses = ("/runs/new/", "/studies/new/", f"/studies/{study.pk}/edit/")
+    assert not any(option in member.get(address).content.decode() for address in addresses)
+    asked = member.post("/runs/new/", filled(priority="high")).content.decode()
+    assert f"{option} selected" in asked and "Only admins may queue" in asked, "what was sent stands there"
+    Study.objects.update(priority=Priority.HIGH)
+    assert f"{option} selected" in member.get(addresses[-1]).content.decode()
+    member.force_login(admin)
+    assert all(option in member.get(address).content.decode() for address in addresses)
+
+
 def test_a_study_without_a_queued_run_is_put_elsewhere_and_what_joins_it_follows(member: Client, alice: Any) -> None:
     study = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
     assert not study.runs.filter(state="queued").exists()
