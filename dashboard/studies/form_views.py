@@ -51,7 +51,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         fleet = FleetSnapshot.now()
         form = kind.form(initial=_initial(kind, source, run, fleet), fleet=fleet)
-        return render(request, "studies/new.html", {**context, "form": form, "preview": _preview(_bound(form))})
+        return render(request, "studies/new.html", {**context, **_opened(form)})
     form = kind.form.sent(request)
     context["form"] = form
     if "preview" in request.POST:
@@ -93,6 +93,14 @@ def _initial(kind: StudyKind, source: Study | None, run: Run | None, fleet: Flee
     if source:
         return initial_of(source)
     return {**kind.form.initial_of_run(run), "run_on": run.run_on} if run else kind.form.initial_of_fleet(fleet)
+
+
+def _opened(form: StudyForm) -> dict[str, Any]:
+    """The form nobody has typed into, and what would run; where that cannot be, with marks at its fields, such as of
+    more devices than there are, but not as one that was refused (`live`)."""
+    bound = _bound(form)
+    preview = _preview(bound)
+    return {"form": form if preview else bound, "preview": preview, "live": preview is None}
 
 
 def _bound(form: StudyForm) -> StudyForm:

@@ -10,6 +10,8 @@ from django import forms
 from django.http import HttpRequest
 
 from dashboard.fields import NumberList, WholeNumber
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs.fleet_checks import capacity
 from dashboard.runs.forms import program_field, program_text
 from dashboard.runs.models import Run
 from dashboard.studies import families, services, variants
@@ -93,6 +95,13 @@ class MatrixForm(TrainingForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["devices"].help_text = fleet_sentence(self.fleet)
+
+    @classmethod
+    def initial_of_fleet(cls, fleet: FleetSnapshot) -> dict[str, Any]:
+        """Also one device where there is only one, so that what the form begins with can run."""
+        found = super().initial_of_fleet(fleet)
+        alone = capacity(found.get("train__device", "cpu"), fleet=fleet).total == 1
+        return {**found, "devices": 1} if alone else found
 
     @classmethod
     def initial_of_run(cls, run: Run) -> dict[str, Any]:

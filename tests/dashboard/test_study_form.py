@@ -26,7 +26,7 @@ from parallel_core.outline import outline_of
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
 from tests.dashboard.new_study import MATRIX, NEW, SWEEP, preview
-from tests.dashboard.plain import error_at
+from tests.dashboard.plain import error_at, plain
 
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 
@@ -287,6 +287,19 @@ def test_a_sweep_leaves_out_what_no_worker_can_run(member: Client) -> None:
     assert answer.status_code == 422
     assert "Nothing is left to run." in answer.content.decode()
     assert not Run.objects.exists()
+
+
+def test_a_fleet_of_one_device_has_a_plan_at_once_or_its_field_is_marked(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    factory.worker(devices=1)
+    for kind in ("matrix", "fit"):
+        page = client.get(NEW, {"kind": kind})
+        assert page.context["form"]["devices"].value() == 1 and page.context["preview"]["total"], kind
+    page = client.get(NEW, {"kind": "stashing"})
+    said = page.content.decode()
+    assert not page.context["preview"] and "Correct the marked fields" in said
+    assert "The fleet has 1 CPU device; choose at most that many." in plain(said), "so it is marked"
+    assert "Not queued" not in said, "nobody has sent anything"
 
 
 def test_a_silent_worker_offers_no_devices(member: Client) -> None:
