@@ -150,8 +150,8 @@ class FleetPage:
         others = f" and {plural_text(orders, 'order')} searched for" if orders else ""
         fastest = f"the fastest of {plural_text(self.found.tried, 'split')}{others}"
         first = f"{seconds_text(best.seconds)} a step: {best.name} is {fastest}."
-        alone = next((split for split in able if split.devices == 1), None)
-        gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone else ""
+        alone = next((split for split in able if split.devices == 1), best)
+        gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone != best else ""
         memory = f"Least memory: {least.name}, {bytes_text(least.memory)} with {named(self._optimizer)}."
         return [first + gain, memory]
 

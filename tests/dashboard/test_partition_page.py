@@ -291,9 +291,12 @@ def test_plans_count_the_states_of_the_chosen_optimizer(member: Client, profile:
     profile.save()
     fleet = {}
     for name, states in (("", 2), ("plain-sgd", 0)):
-        page = answered(member, f"/partition/fleet/?profile={profile.pk}&devices=1&optimizer={name}").context["page"]
+        answer = answered(member, f"/partition/fleet/?profile={profile.pk}&devices=1&optimizer={name}")
+        page = answer.context["page"]
+        assert ", 1 device of" in plain(answer.content.decode())
         fleet[name] = min(split.memory for split in page.found.able)
         assert page.sentences()[1].endswith(f" with {named(name)}.")
+        assert page.found.able[0].devices == 1 and "times as fast as" not in page.sentences()[0], "as itself"
         first = page.rows()[0].address
         train = RunSpec.model_validate_json(parse_qs(urlsplit(first).query)["spec"][0]).train
         assert train.optimizer_states == states
