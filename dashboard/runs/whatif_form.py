@@ -55,7 +55,7 @@ class WhatIfForm(ChangeForm):
 
     def __init__(self, spec: RunSpec, given: Mapping[str, Any]) -> None:
         super().__init__(given, spec.parallel.world)
-        split = spec.parallel
+        self.spec, split = spec, spec.parallel
         self.fields["schedule"].choices = [("", "as measured"), *((n, CHOICE_LABELS[n]) for n in names() if flushes(n))]  # type: ignore[attr-defined]
         self.fields["micro_batches"].widget.attrs["placeholder"] = str(split.micro_batches)
         if split.pp == 1:

@@ -14,11 +14,10 @@ from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_words import REPLAYED
 from dashboard.runs import selectors, traces
-from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.traces import Trace
 from dashboard.runs.whatif_form import WhatIfForm, replayed
-from dashboard.runs.whatif_words import gain_text, sentence, speedup
+from dashboard.runs.whatif_words import gain_text, schedule_words, sentence, speedup
 from parallel_core.analysis.quantities import ns_text, sentence_text, step_text
 from parallel_core.analysis.waits import waited_if_whole
 from parallel_core.layout import Layout
@@ -54,7 +53,9 @@ class Answer:
     @property
     def sentence(self) -> str:
         """What the change does to the step; '' if it makes no valid run."""
-        return sentence(self.form.change(), self.made, self.times.measured) if self.made else ""
+        if self.made is None:
+            return ""
+        return sentence(self.form.change(), self.made, self.times.measured, self.form.spec)
 
 
 class CannotReplay(Exception):
@@ -99,12 +100,12 @@ def ideas(trace: Trace) -> list[dict[str, Any]]:
 
 
 def single_changes(
-    spec: RunSpec, measured: float, how: Callable[[Change], Replay], at: Mapping[str, Any]
+    spec: RunSpec, measured: float, how: Callable[[Change], Replay], at: Mapping[str, Any], layers: bool = True
 ) -> list[dict[str, Any]]:
     """Single changes, the one with the largest gain first: its words, its query (`at` with the change), the predicted
-    step, the gain."""
+    step, the gain. `layers`: those of the spec are the run's own, as are its cuts."""
     found = []
-    for words, asked, change in _candidates(spec):
+    for words, asked, change in _candidates(spec, layers):
         try:
             made = how(change)
         except ValidationError:
@@ -123,7 +124,7 @@ def single_changes(
     ]
 
 
-def _candidates(spec: RunSpec) -> list[tuple[str, dict[str, Any], Change]]:
+def _candidates(spec: RunSpec, layers: bool) -> list[tuple[str, dict[str, Any], Change]]:
     split = spec.parallel
     out: list[tuple[str, dict[str, Any], Change]] = []
     if split.world > 1:
@@ -140,7 +141,8 @@ def _candidates(spec: RunSpec) -> list[tuple[str, dict[str, Any], Change]]:
             out.append(("Early gradients", {"early_gradients": "on"}, Change(early_gradients=True)))
         for name in TRIED:
             if name != split.schedule:
-                out.append((f"Schedule {CHOICE_LABELS[name]}", {"schedule": name}, Change(schedule=name)))
+                words = sentence_text(schedule_words(name, spec if layers else None))
+                out.append((words, {"schedule": name}, Change(schedule=name)))
     return out
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, significant
-from parallel_core.simulate.replay import FREE, Change, Replay
+from parallel_core.simulate.replay import FREE, Change, Replay, recut
+from parallel_core.spec import RunSpec
 
 LEAST_GAIN = 0.005
 """As a part of the step: a smaller effect is called no change."""
@@ -43,19 +44,25 @@ def check(again: float, measured: float) -> str:
     return f"Replayed unchanged: {ns_text(again)}, measured {ns_text(measured)} ({off} off)."
 
 
-def sentence(change: Change, made: Replay, measured: float) -> str:
-    """What the change does to a step of `measured` ns."""
-    return effect(_words(change), measured, made.step)
+def sentence(change: Change, made: Replay, measured: float, before: RunSpec | None = None) -> str:
+    """What the change does to a step of `measured` ns; `before`: its spec, where its layers are known."""
+    return effect(_words(change, before), measured, made.step)
 
 
-def _words(change: Change) -> list[str]:
+def schedule_words(name: str, before: RunSpec | None) -> str:
+    """A schedule as a change of the spec `before`; says so where its cuts could not stay."""
+    words = f"schedule {CHOICE_LABELS.get(name, name)}"
+    return f"{words} with stages cut by FLOPs" if before is not None and recut(before, name) else words
+
+
+def _words(change: Change, before: RunSpec | None) -> list[str]:
     plain = Change()
     parts = [
         (change.links != 1, "free communication" if change.links == FREE else f"links {change.links:g} times as fast"),
         (change.device != 1, f"a device {significant(change.device)} times as fast"),
         (change.no_recompute, "no recomputation"),
         (change.balanced, "balanced stages"),
-        (bool(change.schedule), f"schedule {CHOICE_LABELS.get(change.schedule, change.schedule)}"),
+        (bool(change.schedule), schedule_words(change.schedule, before)),
         (bool(change.micro_batches), f"{change.micro_batches} micro-batches"),
         (change.early_gradients, "early gradients"),
     ]

@@ -68,7 +68,7 @@ def whatif(
 def _of_pipeline(found: Recovered, step: int, given: Mapping[str, Any], by_messages: bool) -> WhatIf:
     form = WhatIfForm(found.spec, given)
     made = replayed(form, found.replay)
-    ideas = single_changes(found.spec, found.step, found.replay, {"step": step})
+    ideas = single_changes(found.spec, found.step, found.replay, {"step": step}, layers=False)
     again = found.replay(Change()).step
     return WhatIf(
         form=form,

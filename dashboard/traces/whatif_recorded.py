@@ -32,7 +32,7 @@ def whatif(found: Step, step: int, given: Mapping[str, Any], spec: RunSpec) -> W
     return WhatIf(
         form=form,
         known=_KNOWN,
-        sentence=sentence(form.change(), made, costs.step) if made else "",
+        sentence=sentence(form.change(), made, costs.step, spec) if made else "",
         check=check(again, costs.step),
         foot=ASSUMED,
         ideas=single_changes(spec, costs.step, how, {"step": step}),

@@ -23,7 +23,7 @@ from parallel_core.layout import Layout
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule import build, plain
 from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
-from parallel_core.schedule.traits import takes_early_gradients
+from parallel_core.schedule.traits import TRAITS, takes_early_gradients
 from parallel_core.simulate import simulate
 from parallel_core.simulate.measured import Cost, Measured, key
 from parallel_core.spec import DeviceKind, RunSpec
@@ -86,15 +86,25 @@ class Replay:
 
 
 def changed(spec: RunSpec, change: Change) -> RunSpec:
-    """The spec with the program of `change`. Raises pydantic's ValidationError for incompatible values."""
+    """The spec with the program of `change`; its cuts stay where the schedule allows (`recut`). Raises pydantic's
+    ValidationError for incompatible values."""
     split: dict[str, Any] = spec.parallel.model_dump()
     if change.schedule and change.schedule != spec.parallel.schedule:
-        split |= {"schedule": change.schedule, "chunks": None, "cuts": None, "program": None}
+        split |= {"schedule": change.schedule, "chunks": None, "program": None}
+        split |= {"cuts": None} if recut(spec, change.schedule) else {}
         split["early_gradients"] &= change.schedule in takes_early_gradients()
     if change.micro_batches:
         split["micro_batches"] = change.micro_batches
     split["early_gradients"] |= change.early_gradients
     return RunSpec.model_validate(spec.model_dump() | {"parallel": split})
+
+
+def recut(spec: RunSpec, schedule: str) -> bool:
+    """Whether `schedule` ('': as measured) has another number of stages than the spec, whose cuts then cannot stay: the
+    stages are cut by FLOPs, which may save more than the schedule does."""
+    split = spec.parallel
+    other = schedule not in ("", split.schedule) and TRAITS[schedule].chunks * split.pp != split.stages
+    return split.cuts is not None and other
 
 
 def replay(spec: RunSpec, measured: Measured, change: Change) -> Replay:

@@ -54,6 +54,16 @@ def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> 
     assert "could pass" not in early
 
 
+def test_another_schedule_that_cannot_keep_the_cuts_says_so(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, {**PIPELINE, "cuts": [2]})
+    client.force_login(alice)
+    said = tab(client, run, "tab=whatif&schedule=zb-v")
+    assert "schedule ZB-V with stages cut by FLOPs." in said and "Schedule ZB-V with stages cut by FLOPs" in said
+    assert "Schedule 1F1B with" not in said and "schedule 1F1B." in tab(client, run, "tab=whatif&schedule=1f1b")
+    even = factory.finished(alice, PIPELINE)
+    assert "cut by FLOPs" not in tab(client, even, "tab=whatif&schedule=zb-v")
+
+
 def test_a_slider_asks_for_the_tab_alone_and_gets_what_the_page_says(client: Client, alice: Any) -> None:
     run = factory.finished(alice, PIPELINE)
     client.force_login(alice)

@@ -22,7 +22,7 @@ from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.measured import Measured, measure
-from parallel_core.simulate.replay import FREE, HALVES, Change, ideal_limit, plan, replay
+from parallel_core.simulate.replay import FREE, HALVES, Change, ideal_limit, plan, recut, replay
 from parallel_core.spec import RunSpec
 
 ATTEMPTS = 12
@@ -288,3 +288,13 @@ def test_a_real_step_is_replayed_within_3_percent(split: dict[str, Any], tmp_pat
         if errors[-1] < 0.03:
             return
     pytest.fail(f"replayed {errors} off")
+
+
+@pytest.mark.parametrize(("schedule", "stays"), [("gpipe", True), ("zb-h1", True), ("interleaved", False)])
+def test_another_schedule_keeps_the_cuts_of_a_step_as_far_as_it_can(schedule: str, stays: bool) -> None:
+    made = spec(pp=2, micro_batches=4, cuts=(5,))
+    uneven = Costs({(0, Kind.F): 1000, (0, Kind.BW): 2000, (1, Kind.F): 3000, (1, Kind.BW): 6000})
+    again = replay(made, measured(made, uneven), Change(schedule=schedule))
+    assert again.spec.parallel.cuts == (made.parallel.cuts if stays else None)
+    assert recut(made, schedule) is not stays
+    assert (again.step >= 4 * 9000) is stays, "the heavier stage works as long as before"
