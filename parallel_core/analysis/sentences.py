@@ -189,14 +189,13 @@ def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
     metered = [r for r in results if r.memory]
     if not metered:
         return "0 runs have been metered so far."
-    worst = max(metered, key=lambda r: r.memory_total or 0)
-    category, share = _largest(worst.memory or {})
+    most = bytes_text(max(r.memory_total or 0 for r in metered))
+    worst = [r for r in metered if bytes_text(r.memory_total or 0) == most]
+    largest = {_largest(r.memory or {}) for r in worst}
+    part = f", of which {largest.pop()}" if len(largest) == 1 else ""
     over = sum((r.memory_total or 0) > limit for r in metered) if limit else 0
     tail = f"; {over} of {len(metered)} are above the limit" if over else ""
-    return (
-        f"{bytes_text(worst.memory_total or 0)} at most: {worst.label}, "
-        f"of which {percent_text(share)} {CATEGORY_NAMES[category]}{tail}."
-    )
+    return f"{most} at most: {listed_text(shortened([r.label for r in worst]))}{part}{tail}."
 
 
 def parity_sentence(
@@ -262,15 +261,18 @@ def pair_sentence(a: Result, b: Result) -> str:
 
 
 def difference_sentence(a: Breakdown, b: Breakdown) -> str:
-    """Title of the waterfall from a to b: the two bars that changed most, less what is under 1 % of the difference."""
+    """Title of the waterfall from a to b: the two bars that changed most, and a third where the rest would be larger
+    than the second, less what is under 1 % of the difference."""
     saved = {word: sum(getattr(a, name) - getattr(b, name) for name in names) for word, names in PARTS}
     total = a.total - b.total
     if max(map(abs, (total, *saved.values()))) < _SMALL * max(a.total, b.total):
         return f"{ns_text(a.total)} and {ns_text(b.total)}: no part of their traced steps differs by 1 % of these."
     verb = "saved" if total >= 0 else "added"
     sign = 1 if total >= 0 else -1
-    first, second = sorted(saved, key=lambda name: -abs(saved[name]))[:2]
+    first, second, third = sorted(saved, key=lambda name: -abs(saved[name]))[:3]
     top = {first: saved[first], second: saved[second]}
+    if abs(total - sum(top.values())) > abs(saved[second]):
+        top[third] = saved[third]
     told = {**top, "rest": total - sum(top.values())}
     named = [
         f"{name} {_signed(sign * ns)}" for name, ns in told.items() if name == first or abs(ns) >= _SMALL * abs(total)
@@ -314,9 +316,10 @@ def noise(gain: Speedup, of: str = "timed step") -> str:
     return f", within noise ({plural_text(gain.n, of)})" if gain.few else ", within noise"
 
 
-def _largest(memory: Mapping[str, int]) -> tuple[str, float]:
+def _largest(memory: Mapping[str, int]) -> str:
+    """The largest category and its share."""
     category = max(memory, key=memory.__getitem__)
-    return category, memory[category] / max(sum(memory.values()), 1)
+    return f"{percent_text(memory[category] / max(sum(memory.values()), 1))} {CATEGORY_NAMES[category]}"
 
 
 def _signed(nanoseconds: int) -> str:

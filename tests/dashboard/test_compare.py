@@ -80,6 +80,11 @@ def test_two_runs_get_a_waterfall_that_adds_up(reader: Client, alice: Any) -> No
     assert "Losses differ by at most" in text
 
 
+def test_equal_memory_of_two_runs_has_no_sign(reader: Client, alice: Any) -> None:
+    a, b = factory.finished(alice, {}), factory.finished(alice, {})
+    assert "Memory is the same on the worst rank." in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["verdict"]
+
+
 def test_parts_of_steps_with_different_batches_are_not_subtracted(reader: Client, alice: Any) -> None:
     a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2}, train={"global_batch": 64})
     page = reader.get(f"/compare/?runs={a.pk},{b.pk}&baseline={a.pk}")

@@ -193,6 +193,10 @@ def test_titles() -> None:
     assert sentences.speedup_title(ALL, SINGLE) == "1 of 2 beat Single beyond noise; DP reaches 1.59x."
     assert sentences.breakdown_title(ALL) == "55 % of a step of Naive is bubble, the largest loss here."
     assert sentences.memory_title(ALL) == "80 MiB at most: Single, of which 75 % activations."
+    twice = [SINGLE, replace(SINGLE, label="Twin"), DP]
+    assert sentences.memory_title(twice) == "80 MiB at most: Single and Twin, of which 75 % activations."
+    other = replace(SINGLE, label="Twin", memory={"params": 50 * MIB, "activations": 30 * MIB})
+    assert sentences.memory_title([SINGLE, other]) == "80 MiB at most: Single and Twin."
     assert sentences.memory_title(ALL, 50 * MIB).endswith("; 1 of 3 are above the limit.")
     assert sentences.loss_title(5.54, 3.211, 43, "DP") == "3.211 after 43 steps: the loss of DP falls from 5.540."
     ended = sentences.loss_title(5.54, float("nan"), 43, "DP")
@@ -236,6 +240,15 @@ def test_difference_of_two_breakdowns_adds_up() -> None:
     text = sentences.difference_sentence(a, b)
     assert text == "Of 44 ms saved between their traced steps: bubble 31 ms, communication not hidden 12 ms, rest 1 ms."
     assert sentences.difference_sentence(b, a).startswith("Of 44 ms added between their traced steps: bubble 31 ms")
+
+
+def test_the_rest_of_a_difference_is_no_larger_than_what_is_named() -> None:
+    a = Breakdown(compute=326_000_000, optimizer=7_000_000)
+    b = Breakdown(compute=240_000_000, exposed_collective=137_000_000, bubble=89_000_000, optimizer=3_000_000)
+    assert sentences.difference_sentence(a, b) == (
+        "Of 136 ms added between their traced steps: communication not hidden 137 ms, bubble 89 ms, compute −86 ms, "
+        "rest −4 ms."
+    )
 
 
 def test_what_is_next_to_nothing_of_a_difference_is_not_told() -> None:
