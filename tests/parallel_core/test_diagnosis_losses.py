@@ -21,11 +21,24 @@ def test_large_loss_scales_have_exponents() -> None:
         diagnose(healthy(spec("fp16"), skipped=skipped, loss_scale=np.full(40, last)))
         for last in (32768.0, 2.0**60, 2e23)
     ]
-    assert [one[0].evidence.split(" and is ")[1] for one in found] == [
-        "32\N{NO-BREAK SPACE}768 now.",
-        "2^60 now.",
-        "2e+23 now.",
+    assert [one[0].evidence.split(" and was ")[1] for one in found] == [
+        "32\N{NO-BREAK SPACE}768 in the last step.",
+        "2^60 in the last step.",
+        "2e+23 in the last step.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("skips", "evidence", "change"),
+    [
+        (20, "was 2 in the last step.", "Begin with a train.loss_scale of 2 or less, or train in bf16"),
+        (40, "was 2 in the last step, skipped, too.", "Begin with a lower train.loss_scale, or train in bf16"),
+    ],
+)
+def test_a_loss_scale_is_named_only_where_a_step_went_through_with_it(skips: int, evidence: str, change: str) -> None:
+    skipped = np.minimum(np.arange(1.0, 41.0), skips)
+    (found, *_) = diagnose(healthy(spec("fp16"), skipped=skipped, loss_scale=np.full(40, 2.0)))
+    assert found.evidence.endswith(evidence) and found.change.startswith(change)
 
 
 def test_a_pipeline_that_stays_full_skips_updates() -> None:
@@ -39,7 +52,7 @@ def test_a_pipeline_that_stays_full_skips_updates() -> None:
     resumed = healthy(spec("fp16"), loss_steps=later, skipped=skipped, loss_scale=from_first)
     (own,) = [one for one in diagnose(resumed) if one.rule == "divergence"]
     assert own.title == "20 of 39 steps were skipped: fp16 overflows.", "the run before it skipped 60"
-    assert own.evidence == "The loss scale began at 2 and is 2 now."
+    assert own.evidence == "The loss scale began at 2 and was 2 in the last step."
     calm = diagnose(healthy(spec("fp16"), loss_steps=later, skipped=np.full(40, 60.0), loss_scale=from_first))
     assert not [one for one in calm if one.rule == "divergence"], "it skipped nothing itself"
     few = diagnose(healthy(at_once, skipped=np.minimum(np.arange(40.0) * 8, 60)))

@@ -109,12 +109,16 @@ def _overflowing(case: Case) -> Finding | None:
     if skipped <= SKIPPED or skipped < SKIPPED_SHARE * of:
         return None
     scale = _scale_text(float(case.loss_scale[-1])) if len(case.loss_scale) else "unknown"
+    still = len(case.skipped) > 1 and case.skipped[-1] > case.skipped[-2]
+    known = len(case.loss_scale) > 0 and not still
+    do = f"Begin with a train.loss_scale of {scale} or less" if known else "Begin with a lower train.loss_scale"
+    last = f"{scale} in the last step{', skipped, too' if still else ''}"
     began = float(case.loss_scale[0]) if first and len(case.loss_scale) else case.spec.train.loss_scale
     return Finding(
         "divergence",
         f"{skipped:.0f} of {of} {what} were skipped: fp16 overflows.",
-        f"The loss scale began at {_scale_text(began)} and is {scale} now.",
-        "Begin with a lower train.loss_scale, or train in bf16, whose range is that of fp32.",
+        f"The loss scale began at {_scale_text(began)} and was {last}.",
+        f"{do}, or train in bf16, whose range is that of fp32.",
         tab="metrics",
         urgent=True,
     )
