@@ -67,8 +67,8 @@ class Change:
     """Micro-batches a replica; 0: as measured."""
     early_gradients: bool = False
     """Gradients leave a stage before its weight gradients (`schedule.passes.early_gradients`); False: as measured."""
-    whole_messages: bool = False
-    """Messages of smaller micro-batches take as long as before, as where all their time is latency."""
+    same_messages: bool = False
+    """Messages of smaller or larger micro-batches take as long as before, as where all their time is latency."""
 
     @property
     def makes_a_program(self) -> bool:
@@ -191,7 +191,7 @@ class _Typical:
         self.norm, self._change = measured.norm, change
         self._begin = round(float(np.median(measured.begins)))
         share = before.parallel.micro_batches / after.parallel.micro_batches
-        size = max(share, 1.0) if change.whole_messages else share
+        size = 1.0 if change.same_messages else share
         self._latency = round(measured.typical * size / change.links / change.messages)
         self._norm = round(float(np.median(measured.norms)) / change.links) if measured.norm else 0
         chunks = before.parallel.chunks_per_rank / after.parallel.chunks_per_rank

@@ -22,9 +22,9 @@ def test_more_micro_batches_are_no_advice_where_each_message_takes_long() -> Non
 @pytest.mark.parametrize(
     ("model", "hosts", "words"),
     [
-        (MODEL, (), "Give these two ranks a faster link."),
-        (MODEL, ("a", "b"), "Place these two ranks on one host or a faster link."),
-        ({"kind": "vgg16"}, (), "Give these two ranks a faster link, or cut the model where less crosses over."),
+        (MODEL, (), "Give these two ranks a faster link"),
+        (MODEL, ("a", "b"), "Place these two ranks on one host or a faster link"),
+        ({"kind": "vgg16"}, (), "Give these two ranks a faster link, or cut the model where less crosses over"),
     ],
 )
 def test_a_slow_link_is_not_to_be_mended_by_what_the_run_has_already(
@@ -33,4 +33,13 @@ def test_a_slow_link_is_not_to_be_mended_by_what_the_run_has_already(
     split = {"pp": 2, "micro_batches": 8}
     made = RunSpec.model_validate({"model": model, "parallel": split, "train": {"global_batch": 64}})
     slow = healthy(made, traced=[step(made, costs(made, message=12_000))] * 3, hosts=hosts)
-    assert [one.change for one in diagnose(slow) if one.rule == "slow_link"] == [words]
+    assert [one.change.split(".")[0] for one in diagnose(slow) if one.rule == "slow_link"] == [words]
+
+
+@pytest.mark.parametrize(("micro_batches", "message", "more"), [(16, 6_000, True), (2, 40_000, False)])
+def test_many_late_messages_ask_for_fewer(micro_batches: int, message: int, more: bool) -> None:
+    made = spec(pp=2, micro_batches=micro_batches)
+    slow = healthy(made, traced=[step(made, costs(made, message=message))] * 3)
+    (link,) = [one for one in diagnose(slow) if one.rule == "slow_link"]
+    assert link.change.endswith("lower parallel.micro_batches to 8.") is more
+    assert ("micro_batches" in link.change) is more

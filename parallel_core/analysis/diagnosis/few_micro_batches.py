@@ -55,7 +55,7 @@ def _better(case: Case, naive: bool) -> Iterator[_Better]:
         return
     for factor in (4, 2):
         m = case.spec.parallel.micro_batches * factor
-        more, words = Change(micro_batches=m, whole_messages=True), f"{m} micro-batches"
+        more, words = Change(micro_batches=m, same_messages=True), f"{m} micro-batches"
         if case.spec.parallel.schedule == "naive":  # more micro-batches alone would still run one after another
             do = f"Set parallel.schedule to 1f1b and parallel.micro_batches to {m}."
             yield _Better(replace(more, schedule="1f1b"), f"{words} in schedule 1F1B", do)

@@ -37,7 +37,7 @@ def few(found: Recovered) -> Finding | None:
     enough = split.micro_batches >= few_micro_batches.ENOUGH * split.pp
     if bubble < few_micro_batches.BUBBLE or (enough and not naive):
         return None
-    more = Change(micro_batches=4 * split.micro_batches, whole_messages=True)
+    more = Change(micro_batches=4 * split.micro_batches, same_messages=True)
     change = Change(schedule="1f1b") if naive else more
     saved = _saved(found, change)
     if saved < few_micro_batches.MATTERS * found.step:
