@@ -89,9 +89,13 @@ def tolerance(a: RunSpec, b: RunSpec) -> float:
 def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:
     """Why none of `others` is to compute the same as `base`, as a clause."""
     fields = list(dict.fromkeys(field for other in others for field in _differing(base, other)))
-    if not fields:
-        return "they update by other rules"
     named = [ENTRIES[f"train.{field}"].label for field in fields]
+    if any(other.train.global_batch != base.train.global_batch for other in others):
+        named.insert(0, "Batch")
+    if any(other.model != base.model for other in others):
+        named.insert(0, "Model")
+    if not named:
+        return "they update by other rules"
     return f"they differ in {listed_text([label[:1].lower() + label[1:] for label in named])}"
 
 

@@ -102,3 +102,12 @@ def test_what_is_learned_depends_on_the_rate_of_each_step_and_on_what_is_held_ou
     a, b = (RunSpec.model_validate({"train": train}) for train in (one, other))
     assert same_updates(a, b) == same_updates(b, a) == (not why)
     assert why_not(a, [b]) == (why or "they update by other rules")
+
+
+def test_why_runs_do_not_compute_the_same_names_model_and_batch_beside_the_optimizer() -> None:
+    base, sgd, wider, larger = (
+        RunSpec.model_validate({"model": {**MODEL, **model}, "train": {"global_batch": 16, **train}})
+        for model, train in (({}, {}), ({}, {"optimizer": "sgd"}), ({"hidden": 64}, {}), ({}, {"global_batch": 32}))
+    )
+    assert why_not(base, [sgd, wider, larger]) == "they differ in model, batch and optimizer"
+    assert why_not(base, [wider]) == "they differ in model"
