@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.quantities import plural_text
+from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.analysis.waits import gathers_aside
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, FLIGHT, INSIDE, Kind
@@ -28,6 +28,8 @@ Status = Literal["same", "only_a", "only_b", "moved_a", "moved_b"]
 
 MOST = 20_000
 """Most operations of a rank that are aligned, from the first."""
+PARTS = 3
+"""Most stretches of layers of a rank that are named."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +230,9 @@ def sentence(a: Side, b: Side, found: Alignment, names: tuple[str, str]) -> str:
     unlike = a.units != b.units
     alike = "of the same kind and micro-batch" if unlike else "the same"
     parts = [f"{plural_text(found.same, 'operation')} {'is' if found.same == 1 else 'are'} {alike}"]
-    parts += [f"{found.moved} stand elsewhere in the order"] if found.moved else []
-    parts += [f"{n} are only on {who}" for n, who in zip((found.only_a, found.only_b), names, strict=True) if n]
+    parts += [f"{found.moved} stand{'s' if found.moved == 1 else ''} elsewhere in the order"] if found.moved else []
+    only = [(n, who) for n, who in zip((found.only_a, found.only_b), names, strict=True) if n]
+    parts += [f"{n} {'is' if n == 1 else 'are'} only on {who}" for n, who in only]
     layers = f"{names[0].capitalize()} has {_layers(a)}, {names[1]} {_layers(b)}"
     return f"{layers}: {', '.join(parts)}." if unlike else f"{', '.join(parts)}. {layers}."
 
@@ -246,5 +249,15 @@ def _held(a: Side, b: Side) -> str:
 
 
 def _layers(side: Side) -> str:
-    units = side.units
-    return units[0] if len(units) == 1 else f"{units[0]} to {units[-1]}" if len(units) > 2 else " and ".join(units)
+    """Its layers, stage by stage where others lie between: a rank of a V has the first and the last of the model."""
+    at = {unit: i for i, unit in enumerate(side.spec.model.units())}
+    parts: list[list[str]] = []
+    for unit in side.units:
+        if parts and at[unit] == at[parts[-1][-1]] + 1:
+            parts[-1].append(unit)
+        else:
+            parts.append([unit])
+    if len(parts) == 1 and len(side.units) == 2:
+        return " and ".join(side.units)
+    told = [part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts[:PARTS]]
+    return listed_text([*told, f"{len(parts) - PARTS} more parts"] if len(parts) > PARTS else told)

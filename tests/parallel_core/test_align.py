@@ -46,6 +46,15 @@ def test_stages_differ_in_their_messages_and_layers() -> None:
     ), "a forward of other layers is not the same operation"
 
 
+def test_layers_of_a_rank_with_several_stages_are_named_stretch_by_stretch() -> None:
+    folded = said(0, 1, pp=2, micro_batches=2, schedule="zb-v")
+    assert folded.startswith(
+        "Rank 0 has embed to block.1.mlp and block.6.attn to head, rank 1 block.2.attn to block.5.mlp: "
+    )
+    looped = said(0, 1, pp=2, micro_batches=2, schedule="interleaved", chunks=8)
+    assert looped.startswith("Rank 0 has embed to block.0.attn, block.1.attn, block.2.attn and 5 more parts, rank 1 ")
+
+
 def test_an_operation_elsewhere_has_moved() -> None:
     f0, f1, f2 = ((0, 0, i) for i in range(3))
     found = align([f0, f1, f2], [f1, f2, f0])
