@@ -45,6 +45,13 @@ def test_every_operation_that_people_use_is_there(reader: Client) -> None:
             assert (f"{method.upper()} {path}<" in said) == ("/blobs/" not in path)
 
 
+def test_who_may_only_look_is_told_which_operations_are_refused(reader: Client, member: Client) -> None:
+    told = "POST, PATCH and DELETE are refused"
+    assert told in page(reader) and told not in page(member)
+    refused = reader.post("/api/v1/runs", {"spec": {}}, content_type="application/json")
+    assert refused.status_code == 403 and "viewer" in refused.json()["error"]["message"]
+
+
 def test_the_page_of_the_docs_names_operations_that_there_are() -> None:
     named = re.findall(r"`(GET|POST|PATCH|DELETE) (/[^`?]+)[^`]*`", DOCS)
     there = api.get_openapi_schema()["paths"]
