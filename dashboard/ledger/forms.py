@@ -136,7 +136,7 @@ class CutForm(Form):
             return values
         batch, samples = values["profile"].spec["train"]["global_batch"], values["samples"]
         if samples and samples > batch:
-            self.add_error("samples", f"samples={samples} is more than global_batch={batch}; use {batch} or fewer.")
+            self.add_error("samples", f"{samples} samples are more than the batch of {batch}; use {batch} or fewer.")
         stages, counts = len(values["cuts"]) + 1, len(values["replicas"])
         if values["cuts"] and counts and counts != stages:
             self.add_error("replicas", f"{stages} stages need {stages} numbers of replicas; got {counts}.")

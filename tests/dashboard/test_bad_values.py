@@ -107,7 +107,7 @@ def test_a_step_too_long_for_its_clock_is_not_drawn(reader: Client) -> None:
 @pytest.mark.parametrize(
     ("asked", "field", "words"),
     [
-        ({"samples": "17"}, "samples", f"samples=17 is more than global_batch={BATCH}; use {BATCH} or fewer."),
+        ({"samples": "17"}, "samples", f"17 samples are more than the batch of {BATCH}; use {BATCH} or fewer."),
         ({"cuts": "-1"}, "cuts", "Whole numbers are needed, separated by commas; got -1."),
         ({"cuts": "1,,2"}, "cuts", "Whole numbers are needed"),
         ({"cuts": "1," * 3000}, "cuts", "At most 64 numbers; got 3001."),
