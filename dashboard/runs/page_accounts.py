@@ -36,7 +36,7 @@ def context(run: Run, step: int | None) -> dict[str, Any]:
         "account_step": trace.step,
         "path": path_rows(path),
         "path_sentence": path_sentence(path),
-        "losses": _losses(trace),
+        "losses": _losses(traces.of_speedup(trace, step)),
         "no_losses": _why_no_losses(trace),
         "partial": "" if trace.whole else f"{trace.kept} of {trace.total} spans were kept: sums cover those alone.",
     }

@@ -17,7 +17,7 @@ from dashboard.runs.traces import Trace
 from dashboard.runs.whatif_replay import CannotReplay, answer, chart, ideas, replayable
 from dashboard.runs.whatif_words import check
 from parallel_core.analysis.breakdown import Breakdown
-from parallel_core.analysis.quantities import plural_text, ratio_text, sentence_text
+from parallel_core.analysis.quantities import plural_text, ratio_text, sentence_text, step_text
 from parallel_core.analysis.waits import gathers_aside
 from parallel_core.simulate.replay import ASSUMED, FREE, GATHERS_ASIDE, Change, Replay, ideal_limit, replay
 
@@ -34,7 +34,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "form": form,
         "made": made is not None,
         "sentence": found.sentence,
-        "limit": _limit(trace),
+        "limit": _limit(trace, step),
         "chart": chart(trace.spans, trace.layout, times.measured, made, step=trace.step) if made else None,
         "run_address": run_address(run, form.change(), made) if made and not trace.run.injected else "",
         "settles": not Prediction.objects.filter(run=run, disturbed=True, left_out="").exists(),
@@ -56,9 +56,9 @@ def run_address(run: Run, change: Change, made: Replay) -> str:
     return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked), 'whatif': run.pk})}"
 
 
-def _limit(trace: Trace) -> str:
-    """The ideal speedup over one device with free communication, and, if there is one, the bound for any number of
-    devices."""
+def _limit(trace: Trace, asked: int | None) -> str:
+    """The ideal speedup over one device with free communication, with its step where that is not the one replayed
+    (`traces.of_speedup`), and, if there is one, the bound for any number of devices."""
     if trace.spec.parallel.world == 1:
         return ""
     most = ideal_limit(trace.spec) if trace.spec.parallel.pp > 1 else None
@@ -66,8 +66,10 @@ def _limit(trace: Trace) -> str:
     base = traces.baseline(trace.run)
     if base is None:
         return sentence_text(bound)
-    gain = trace.measured.step / replay(trace.trained, trace.measured, Change(links=FREE)).step
-    ideal = f"{ratio_text(_speedup(trace, *base) * gain)} of one device is the ideal speedup with free communication"
+    of = traces.of_speedup(trace, asked)
+    where = "" if of.step == trace.step else f", in {step_text(of.step)}"
+    gain = of.measured.step / replay(of.trained, of.measured, Change(links=FREE)).step
+    ideal = f"{ratio_text(_speedup(of, *base) * gain)} of one device is the ideal speedup with free communication{where}"
     return f"{ideal}; {bound}" if bound else f"{ideal}."
 
 

@@ -105,6 +105,12 @@ def typical(run: Run) -> Trace | None:
     return trace(run, selectors.typical_step(run))
 
 
+def of_speedup(shown: Trace, asked: int | None) -> Trace:
+    """The traced step that a speedup is said of where `shown` is on the page: that one where it was `asked` for, else
+    the run's typical one, as the newest may have been held up."""
+    return shown if asked is not None else typical(shown.run) or shown
+
+
 def baseline(run: Run) -> tuple[Run, Breakdown] | None:
     """The one-device run of the same study that did the same work, and the breakdown of its traced step; None if there
     is none.

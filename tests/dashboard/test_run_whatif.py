@@ -64,6 +64,21 @@ def test_another_schedule_that_cannot_keep_the_cuts_says_so(client: Client, alic
     assert "cut by FLOPs" not in tab(client, even, "tab=whatif&schedule=zb-v")
 
 
+def test_a_speedup_is_said_of_the_typical_step_unless_another_is_asked_for(client: Client, alice: Any) -> None:
+    run = factory.study(alice, splits=({}, {"dp": 2}), recompute=False).runs.get(position=1)
+    typical = traced(run).step
+    newest = typical + 10
+    for chunk in SpanChunk.objects.filter(attempt__run=run, step=typical):
+        chunk.pk, chunk.step = None, newest
+        chunk.save()
+    assert traced(run).step == newest
+    client.force_login(alice)
+    assert f"with free communication, in step {typical}." in tab(client, run, "tab=whatif")
+    assert f"measured, step {typical} against the traced step of" in tab(client, run, "tab=accounts")
+    assert "with free communication." in tab(client, run, f"tab=whatif&step={newest}")
+    assert f"measured, step {newest} against the traced step of" in tab(client, run, f"tab=accounts&step={newest}")
+
+
 def test_a_slider_asks_for_the_tab_alone_and_gets_what_the_page_says(client: Client, alice: Any) -> None:
     run = factory.finished(alice, PIPELINE)
     client.force_login(alice)
