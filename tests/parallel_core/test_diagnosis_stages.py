@@ -118,3 +118,12 @@ def test_what_is_sent_for_each_micro_batch_is_less_with_fewer(split: dict[str, A
     exposed = [step(plain, costs(plain, reduction=60_000))] * 3
     (exposing,) = [one for one in diagnose(healthy(made, traced=exposed)) if one.rule == "exposed_reduction"]
     assert exposing.change.startswith(first)
+
+
+@pytest.mark.parametrize(("layers", "more"), [(None, ""), ((0, 1), " and leave parallel.recompute_layers empty")])
+def test_without_recomputation_no_layers_are_chosen_for_it(layers: tuple[int, ...] | None, more: str) -> None:
+    made = spec(recompute="full", recompute_layers=layers)
+    again = healthy(made, traced=with_children(made, Kind.R, 0.4))
+    (needless,) = [one for one in diagnose(again) if one.rule == "needless_recompute"]
+    assert needless.change == f"Set parallel.recompute to none{more}."
+    RunSpec.model_validate(made.model_dump() | {"parallel": {"recompute": "none", "recompute_layers": None}})

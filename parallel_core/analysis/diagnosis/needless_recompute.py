@@ -23,6 +23,7 @@ def check(case: Case) -> Finding | None:
     if not counted(plain):
         return None
     needs = worst_stage(plain).total
+    layers = "" if split.recompute_layers is None else " and leave parallel.recompute_layers empty"
     saved = case.saved(Change(no_recompute=True))
     if needs > ROOM * case.limit or saved < MATTERS * case.typical.step:
         return None
@@ -30,7 +31,7 @@ def check(case: Case) -> Finding | None:
         "needless_recompute",
         f"{percent_text(saved / case.typical.step)} of the step is recomputation that memory does not ask for.",
         f"Without it, {ns_text(saved)} faster, the worst rank takes {bytes_text(needs)} of {bytes_text(case.limit)}.",
-        "Set parallel.recompute to none.",
+        f"Set parallel.recompute to none{layers}.",
         effect_ns=saved,
         tab="memory",
     )
