@@ -9,7 +9,7 @@ from dashboard.runs.fleet_checks import offered_to
 from dashboard.runs.form_words import short_label
 from dashboard.runs.models import Run
 from dashboard.runs.run_files import Files
-from parallel_core.analysis.quantities import bytes_text, step_text
+from parallel_core.analysis.quantities import bytes_text, plural_text, step_text
 from parallel_core.data.corpus import CorpusError
 from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage
 from parallel_core.spec import RunSpec
@@ -42,9 +42,15 @@ def fix(run: Run) -> str:
         "worker_lost": f"{again} with a retry, used if a worker or the network between hosts is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
-        "not_finite": f"{again} at a lower learning rate, or one that warms up (“{short_label(WARM_UP)}”).",
+        "not_finite": f"{again} at a lower learning rate, or one that {_warms_up(run)}.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _warms_up(run: Run) -> str:
+    warmed = RunSpec.stored(run.spec).train.lr_warmup_steps
+    over = f" over more than {plural_text(warmed, 'step')}" if warmed else ""
+    return f"warms up{over} (“{short_label(WARM_UP)}”)"
 
 
 def _injected(run: Run) -> str:

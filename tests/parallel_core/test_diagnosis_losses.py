@@ -208,3 +208,14 @@ def test_one_evaluation_or_none_says_nothing_of_over_fitting() -> None:
         held_out = np.array([2.0, 2.6, 2.7])[:count]
         case = Case(spec(), loss_steps=np.arange(40), loss=TRAINED, held_out_steps=EVALUATED[:count], held_out=held_out)
         assert "overfitting" not in {finding.rule for finding in diagnose(case)}
+
+
+@pytest.mark.parametrize(
+    ("warmed", "words"), [(0, "or warm it up (train"), (5, "or warm it up over more than 5 steps (train")]
+)
+def test_a_rate_that_warmed_up_is_to_warm_up_longer(warmed: int, words: str) -> None:
+    plain = spec()
+    made = plain.model_copy(update={"train": plain.train.model_copy(update={"lr_warmup_steps": warmed})})
+    lr = np.full(40, made.train.lr)
+    (found, *_) = diagnose(healthy(made, loss=np.where(np.arange(40) < 25, 3.0, np.nan), lr=lr))
+    assert words in found.change

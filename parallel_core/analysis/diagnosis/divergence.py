@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
-from parallel_core.analysis.quantities import bound_text, few_text, significant
+from parallel_core.analysis.quantities import bound_text, few_text, plural_text, significant
 from parallel_core.learning_rate import rate_at
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
@@ -209,7 +209,9 @@ def _rate_too_high(case: Case, at: int) -> tuple[str, str]:
     before = case.grad_norm[: at + 1][np.isfinite(case.grad_norm[: at + 1])]
     grew = float(before.max() / np.median(before)) if len(before) and np.median(before) > 0 else 1.0
     more = f"; the gradient norm grew to {_short(grew)} times its median" if grew >= GRADIENTS_GREW else ""
-    lower = f"Lower train.lr, to {case.spec.train.lr / 10:g} say, or warm it up (train.lr_warmup_steps)"
+    warmed = case.spec.train.lr_warmup_steps
+    over = f" over more than {plural_text(warmed, 'step')}" if warmed else ""
+    lower = f"Lower train.lr, to {case.spec.train.lr / 10:g} say, or warm it up{over} (train.lr_warmup_steps)"
     clip = "" if case.spec.train.clip_norm else "; clip the gradient norm"
     return f"{batch}{more}.", f"{lower}{clip}."
 
