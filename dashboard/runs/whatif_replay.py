@@ -17,7 +17,7 @@ from dashboard.runs import selectors, traces
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.traces import Trace
 from dashboard.runs.whatif_form import WhatIfForm, replayed
-from dashboard.runs.whatif_words import gain_text, schedule_words, sentence, speedup
+from dashboard.runs.whatif_words import gain_text, if_messages_stay, schedule_words, sentence, speedup
 from parallel_core.analysis.quantities import ns_text, sentence_text, step_text
 from parallel_core.analysis.waits import waited_if_whole
 from parallel_core.layout import Layout
@@ -49,13 +49,16 @@ class Answer:
     form: WhatIfForm
     made: Replay | None
     times: Times
+    late: float = 0.0
+    """The step in ns if messages of other micro-batches take as long as before; 0 where it has the same ones."""
 
     @property
     def sentence(self) -> str:
         """What the change does to the step; '' if it makes no valid run."""
         if self.made is None:
             return ""
-        return sentence(self.form.change(), self.made, self.times.measured, self.form.spec)
+        said = sentence(self.form.change(), self.made, self.times.measured, self.form.spec)
+        return f"{said}{if_messages_stay(self.late, self.made.step)}"
 
 
 class CannotReplay(Exception):
@@ -90,7 +93,10 @@ def answer(trace: Trace, given: Mapping[str, Any]) -> Answer:
     form, measured = WhatIfForm(trace.trained, given), trace.measured
     made = replayed(form, lambda change: replay(trace.trained, measured, change))
     again = replay(trace.trained, measured, Change())
-    return Answer(form, made, Times(measured.step, again.step, made.step if made else None))
+    times = Times(measured.step, again.step, made.step if made else None)
+    if made is None or not form.change().micro_batches:
+        return Answer(form, made, times)
+    return Answer(form, made, times, replay(trace.trained, measured, replace(form.change(), same_messages=True)).step)
 
 
 def ideas(trace: Trace) -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ from parallel_core.spec import RunSpec
 
 LEAST_GAIN = 0.005
 """As a part of the step: a smaller effect is called no change."""
+MATTERS = 0.05
+"""From this part of a prediction on, what its messages are taken to need is said to decide it."""
 
 
 def speedup(measured: float, took: float) -> float:
@@ -47,6 +49,14 @@ def check(again: float, measured: float) -> str:
 def sentence(change: Change, made: Replay, measured: float, before: RunSpec | None = None) -> str:
     """What the change does to a step of `measured` ns; `before`: its spec, where its layers are known."""
     return effect(_words(change, before), measured, made.step)
+
+
+def if_messages_stay(late: float, proportional: float) -> str:
+    """A sentence on a step of `late` ns where messages take as long whatever their size, with a space before it; ''
+    where that is nearly the step of `proportional` ns, or nothing is known (0)."""
+    if not late or not proportional or abs(late / proportional - 1) < MATTERS:
+        return ""
+    return f" If messages take as long as before whatever their size: {ns_text(late)}."
 
 
 def schedule_words(name: str, before: RunSpec | None) -> str:

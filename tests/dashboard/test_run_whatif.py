@@ -79,6 +79,18 @@ def test_a_speedup_is_said_of_the_typical_step_unless_another_is_asked_for(clien
     assert f"measured, step {newest} against the traced step of" in tab(client, run, f"tab=accounts&step={newest}")
 
 
+@pytest.mark.parametrize(("late", "said"), [(0.0, False), (102e6, False), (180e6, True), (60e6, True)])
+def test_where_messages_decide_a_prediction_both_are_said(late: float, said: bool) -> None:
+    words = whatif_words.if_messages_stay(late, 100e6)
+    assert words == (f" If messages take as long as before whatever their size: {late / 1e6:.0f} ms." if said else "")
+
+
+def test_micro_batches_are_also_replayed_with_messages_as_long_as_before(alice: Any) -> None:
+    trace = traced(factory.finished(alice, PIPELINE))
+    assert whatif_replay.answer(trace, {"micro_batches": "8"}).late > 0
+    assert not whatif_replay.answer(trace, {"schedule": "1f1b"}).late
+
+
 def test_a_slider_asks_for_the_tab_alone_and_gets_what_the_page_says(client: Client, alice: Any) -> None:
     run = factory.finished(alice, PIPELINE)
     client.force_login(alice)
