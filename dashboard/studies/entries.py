@@ -96,7 +96,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting, short: Short
         family=family(spec),
         recompute=spec.parallel.recompute != "none",
         baseline=baseline,
-        result=_result(run, label, step, setting.ideal(spec) if ideal else None) if step else None,
+        result=_result(run, spec, label, step, setting.ideal(spec) if ideal else None) if step else None,
         speed=_gain(run, spec, step, setting),
         ideal=ideal,
         others=run.summary.get("cpu_others"),
@@ -128,8 +128,10 @@ def _gain(run: Run, spec: RunSpec, step: Stats | None, setting: Setting) -> Spee
     return replace(gain, within_noise=False) if run.pk == setting.base.pk else gain
 
 
-def _result(run: Run, label: str, step: Stats, ideal: float | None) -> Result:
-    return Result(label, step, ideal, _memory(run), _breakdown(run), run.devices, taken_of(run), diverged=run.diverged)
+def _result(run: Run, spec: RunSpec, label: str, step: Stats, ideal: float | None) -> Result:
+    slowed = next((fault.title.lower() for fault in spec.inject if fault.slows), "")
+    parts = _memory(run), _breakdown(run), run.devices, taken_of(run)
+    return Result(label, step, ideal, *parts, diverged=run.diverged, slowed_by=slowed)
 
 
 def taken_of(run: Run) -> float:

@@ -35,8 +35,11 @@ def why_fast(result: Result, baseline: Result) -> str:
 
 
 def why_slow(result: Result, baseline: Result) -> str:
-    """A clause on what slowed a run: other processes, if they took more of it than of the baseline, and so much that it
-    may be as slow for that; fewer devices; else the part of its traced step that grew most. '' if not known."""
+    """A clause on what slowed a run: what was broken in it on purpose; other processes, if they took more of it than of
+    the baseline, and so much that it may be as slow for that; fewer devices; else the part of its traced step that grew
+    most. '' if not known."""
+    if result.slowed_by and not baseline.slowed_by:
+        return f"; it was broken on purpose: {result.slowed_by}"
     explained = result.step.median * (1 - result.taken) <= baseline.step.median
     if result.taken - baseline.taken > DISTURBED_ABOVE and explained:
         return f"; other processes took {percent_text(result.taken)} of {one_of(result.devices)}"

@@ -47,6 +47,8 @@ class Result:
     """Share of one of its devices that other processes took in the timed steps, if large enough to disturb them."""
     diverged: bool = False
     """Whether its newest loss is not finite."""
+    slowed_by: str = ""
+    """What was broken in it on purpose that makes steps longer; '' for nothing."""
 
     @property
     def memory_total(self) -> int | None:

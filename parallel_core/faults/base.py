@@ -34,6 +34,8 @@ class Fault(BaseModel):
     """Description of its effect, for a form."""
     hints: ClassVar[dict[str, str]] = {}
     """Field -> description in a few words."""
+    slows: ClassVar[bool] = True
+    """Whether steps take longer by it."""
 
     @property
     def sentence(self) -> str:

@@ -21,6 +21,7 @@ class FlippedBit(Fault):
     step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 5
     title: ClassVar[str] = "Flipped bit"
     blurb: ClassVar[str] = "one bit of a parameter changes; the comparison of replicas finds it"
+    slows: ClassVar[bool] = False
     hints: ClassVar[dict[str, str]] = {"rank": "whose parameter", "step": "after this one"}
 
     @property

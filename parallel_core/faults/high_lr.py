@@ -20,6 +20,7 @@ class HighLr(Fault):
     step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 0
     title: ClassVar[str] = "Learning rate too high"
     blurb: ClassVar[str] = "the loss spikes or becomes NaN"
+    slows: ClassVar[bool] = False
     hints: ClassVar[dict[str, str]] = {"factor": "times the learning rate", "step": "the first such step"}
 
     @property

@@ -20,6 +20,7 @@ class HighScale(Fault):
     scale: Annotated[float, Field(ge=2.0**17, le=limits.MAX_LOSS_SCALE)] = 2.0**40
     title: ClassVar[str] = "Loss scale too high"
     blurb: ClassVar[str] = "fp16 gradients overflow, steps are skipped"
+    slows: ClassVar[bool] = False
     hints: ClassVar[dict[str, str]] = {"scale": "the first one"}
 
     @property

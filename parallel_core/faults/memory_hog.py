@@ -14,6 +14,7 @@ class MemoryHog(RankFault):
     mib: Annotated[int, Field(ge=1, le=1_048_576)] = 128
     title: ClassVar[str] = "Memory hog"
     blurb: ClassVar[str] = "one rank holds memory for nothing"
+    slows: ClassVar[bool] = False
     hints: ClassVar[dict[str, str]] = {"rank": "whose memory", "mib": "MiB it holds"}
 
     @property

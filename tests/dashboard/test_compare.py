@@ -85,6 +85,14 @@ def test_equal_memory_of_two_runs_has_no_sign(reader: Client, alice: Any) -> Non
     assert "Memory is the same on the worst rank." in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["verdict"]
 
 
+def test_a_run_that_was_slowed_on_purpose_is_slow_for_that(reader: Client, alice: Any) -> None:
+    runs = [factory.finished(alice, {"dp": dp}) for dp in (2, 2, 1)]
+    runs[2].spec["inject"] = [{"kind": "slow_data", "ms": 40}]
+    runs[2].save()
+    said = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}").context["verdict"]
+    assert any(one.endswith("; it was broken on purpose: slow data.") for one in said), said
+
+
 def test_parts_of_steps_with_different_batches_are_not_subtracted(reader: Client, alice: Any) -> None:
     a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2}, train={"global_batch": 64})
     page = reader.get(f"/compare/?runs={a.pk},{b.pk}&baseline={a.pk}")

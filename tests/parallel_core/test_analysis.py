@@ -177,6 +177,9 @@ def test_why_one_is_fastest_and_one_is_slowest_is_said() -> None:
     assert sentences.fastest([SINGLE, replace(DP, breakdown=None)], SINGLE).endswith("(79 % of ideal).")
     taken = replace(NAIVE, taken=0.7, devices=2)
     assert sentences.slowest([SINGLE, taken], SINGLE).endswith("; other processes took 70 % of one of its devices.")
+    broken = replace(taken, slowed_by="straggler")
+    assert sentences.slowest([SINGLE, broken], SINGLE).endswith("; it was broken on purpose: straggler.")
+    assert sentences.slowest([slower := replace(SINGLE, slowed_by="slow link"), broken], slower).endswith("devices.")
     alone = replace(taken, devices=1, step=stats(0.2))
     assert sentences.slowest([SINGLE, alone], SINGLE).endswith("; other processes took 70 % of its device.")
     assert sentences.disturbed_baseline(SINGLE) == ""
