@@ -62,7 +62,9 @@ def _limit(trace: Trace, asked: int | None) -> str:
     if trace.spec.parallel.world == 1:
         return ""
     most = ideal_limit(trace.spec) if trace.spec.parallel.pp > 1 else None
-    bound = f"with {plural_text(most, 'micro-batch')} no number of devices could pass {most}x." if most else ""
+    naive = trace.spec.parallel.schedule == "naive"  # its micro-batches do not overlap
+    having = "the naive schedule" if naive else plural_text(most or 0, "micro-batch")
+    bound = f"with {having} no number of {'stages' if naive else 'devices'} could pass {most}x." if most else ""
     base = traces.baseline(trace.run)
     if base is None:
         return sentence_text(bound)

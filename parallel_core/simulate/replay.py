@@ -138,7 +138,8 @@ def ideal_limit(spec: RunSpec) -> int | None:
     worked on by one device at a time: no step is then shorter than one micro-batch takes.
 
     GPipe and 1F1B with p stages take (m + p - 1) / p times a micro-batch (Huang et al. 2019), which tends to one for
-    large p, so m micro-batches are at most m times as fast. None where there is no such limit: tensor ranks share a
+    large p, so m micro-batches are at most m times as fast. The naive schedule keeps one device of a replica busy at a
+    time, however many micro-batches there are. None where there is no such limit: tensor ranks share a
     micro-batch, weight gradients are computed while other stages go on with the input gradient, or the pipeline never
     flushes.
     """
@@ -146,7 +147,9 @@ def ideal_limit(spec: RunSpec) -> int | None:
     if max(split.tensor_ranks) > 1 or not split.flushes:
         return None
     parted = any(op.kind is Kind.B for program in plain(split).programs for op in program)
-    return None if parted else split.per_step
+    if parted:
+        return None
+    return max(split.copies) if split.schedule == "naive" else split.per_step
 
 
 def _taken(kind: Kind, cost: Cost, change: Change) -> int:

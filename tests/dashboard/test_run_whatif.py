@@ -37,8 +37,8 @@ def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> 
     assert "(0 % off)" in said
     assert "outlined = predicted; one row a pipeline rank" in said
     assert "with 4 micro-batches no number of devices could pass 4x" in said.lower()
-    naive = factory.finished(alice, {"pp": 2, "schedule": "naive"})
-    assert "with 1 micro-batch no number of devices could pass 1x" in tab(client, naive, "tab=whatif").lower()
+    naive = factory.finished(alice, {"pp": 2, "schedule": "naive", "micro_batches": 4})
+    assert "with the naive schedule no number of stages could pass 1x" in tab(client, naive, "tab=whatif").lower()
     faster = tab(client, run, "tab=whatif&device=2&links=free")
     assert "faster: free communication, a device 2 times as fast." in faster
     schedule = tab(client, run, "tab=whatif&schedule=zb-h1")

@@ -242,6 +242,9 @@ def test_a_change_that_makes_no_run_says_why() -> None:
 @pytest.mark.parametrize(("split", "limit"), [
     ({"pp": 8}, 2),
     ({"pp": 8, "dp": 2}, 4),
+    ({"pp": 8, "schedule": "naive"}, 1),
+    ({"pp": 8, "dp": 2, "schedule": "naive"}, 2),
+    ({"pp": 8, "schedule": "naive", "early_gradients": True}, None),
     ({"pp": 2, "tp": 2}, None),  # 2.67x
     ({"pp": 8, "schedule": "zb-h1"}, None),  # 2.53x
     ({"pp": 8, "early_gradients": True}, None),
