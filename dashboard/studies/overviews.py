@@ -18,7 +18,7 @@ from dashboard.studies.rows import Row
 from parallel_core.analysis import host_drift, sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity
-from parallel_core.analysis.quantities import seconds_text
+from parallel_core.analysis.quantities import count_text, plural_text, seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.outline import outline_of
 from parallel_core.plan.room import Room
@@ -237,10 +237,11 @@ class Overview:
     def source(self) -> str:
         """The line below every chart of measured times."""
         counts = sorted({r.step.n for r in self.results})
-        steps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)
+        few = plural_text(counts[0] if counts else 0, "step")
+        steps = f"{count_text(counts[0])} to {count_text(counts[-1])} steps" if len(counts) > 1 else few
         skipped = sorted({row.spec.train.warmup_steps for row in self.rows})
         words = " or ".join(map(str, skipped)) or "0"
-        return f"measured, {steps} steps, {words} skipped, {len(self.results)} of {len(self.rows)} runs"
+        return f"measured, {steps}, {words} skipped, {len(self.results)} of {len(self.rows)} runs"
 
     @property
     def step_sentence(self) -> str:
