@@ -13,6 +13,7 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.quantities import percent_text, plural_text, ratio_text, significant
+from parallel_core.analysis.sentences import also_close
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 """Markers, one for each model."""
@@ -154,10 +155,8 @@ def sentences(points: Sequence[Point]) -> list[str]:
     best, worst = there[0], there[-1]
     cores = "1 core allows" if best.cores == 1 else f"{best.cores} cores allow"
     what = f"of what {cores}, shared by {most} devices" if best.shared else f"of ideal on {most} devices"
-    close = [point for point in there[1:] if _within_noise(best, point)]
-    who = close[0].name if len(close) == 1 else plural_text(len(close), "other")
-    noise = f"; {who} {'is' if len(close) == 1 else 'are'} within noise" if close else ""
-    out = [f"{percent_text(best.efficiency)} {what}: {best.name} scales best, {_times(best)}{noise}."]
+    close = also_close([point.name for point in there[1:] if _within_noise(best, point)])
+    out = [f"{percent_text(best.efficiency)} {what}: {best.name} scales best, {_times(best)}{close}."]
     if worst is not best:
         out.append(f"{percent_text(worst.efficiency)} is the least on {most} devices: {worst.name}, {_times(worst)}.")
     return out

@@ -11,6 +11,7 @@ from dashboard.charts.labels import CHARACTER, GAP, legible, placed
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.pareto import pareto_front
 from parallel_core.analysis.quantities import apart_text, bytes_text, seconds_text
+from parallel_core.analysis.sentences import also_close
 from parallel_core.analysis.stats import speedup
 
 MIB = 1 << 20
@@ -90,10 +91,8 @@ def _close(points: Sequence[Point], best: Sequence[Point]) -> str:
     """How many others may be as good as one of the best: its memory is as large, and its time within noise."""
     front = {id(entry) for entry, _, _ in best}
     others = [point for point in points if id(point[0]) not in front]
-    close = [one[0].label for one in others if not any(_beats(point, one) for point in points if point is not one)]
-    if len(close) == 1:
-        return f"; {close[0]} is within noise"
-    return f"; {len(close)} others are within noise" if close else ""
+    beaten = (any(_beats(point, one) for point in points if point is not one) for one in others)
+    return also_close([one[0].label for one, known in zip(others, beaten, strict=True) if not known])
 
 
 def _beats(one: Point, other: Point) -> bool:

@@ -304,10 +304,14 @@ def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
 def _rivals(results: Sequence[Result], first: Result, baseline: Result) -> str:
     """The runs that may be as fast, or as slow, as the first: their whiskers overlap its own."""
     others = [r for r in results if r is not first and r is not baseline]
-    close = [r for r in others if speedup(r.step, first.step).within_noise]
-    if len(close) == 1:
-        return f"; {close[0].label} is within noise"
-    return f"; {len(close)} others are within noise" if close else ""
+    return also_close([r.label for r in others if speedup(r.step, first.step).within_noise])
+
+
+def also_close(labels: Sequence[str]) -> str:
+    """A clause on the runs that are within noise of the one that was named; '' without any."""
+    if len(labels) == 1:
+        return f"; {labels[0]} is within noise"
+    return f"; {len(labels)} others are within noise" if labels else ""
 
 
 def noise(gain: Speedup, of: str = "timed step") -> str:
