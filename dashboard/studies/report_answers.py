@@ -212,7 +212,9 @@ def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[st
         one, two = sorted(trace.spans)[:2]
         a, b = (Side(trace.trained, rank, trace.spans[rank]) for rank in (one, two))
         text = sentence(a, b, align_sides(a, b), (f"rank {one}", f"rank {two}"))
-        said[row.entry.family] = f"{row.entry.label}, rank {one} against rank {two}: {text}"
+        named = text.startswith(f"Rank {one} ")  # it begins with what each has
+        what = f": r{text[1:]}" if named else f", rank {one} against rank {two}: {text}"
+        said[row.entry.family] = f"{row.entry.label}{what}"
         rows.append(row)
     return list(said.values()) or ["No run of several ranks has been traced."], _at_step(rows, steps, "operators")
 
