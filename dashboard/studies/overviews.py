@@ -159,8 +159,17 @@ class Overview:
         if not self.mostly_disturbed:
             after.append(host_drift.drift_warning(self.pace_spread, self._at_one_pace, hosts=bool(machines.moved)))
         after.append(host_drift.contention_warning(self.companies))
-        after += [diverged, *self.left_out]
+        after += [self._crowded, diverged, *self.left_out]
         return [sentence for sentence in (*before, *said, *after) if sentence]
+
+    @property
+    def _crowded(self) -> str:
+        """How many runs had more devices than there are cores for them; '' if none."""
+        study = self.baseline.run.study if self.baseline else None
+        cores = study.shared_cores if study else 0
+        done = [row for row in self.rows if row.entry.done]
+        many = sum(row.run.devices > cores and row.spec.train.device == "cpu" for row in done)
+        return sentences.crowded(many, len(done), cores) if cores else ""
 
     @property
     def left_out(self) -> list[str]:

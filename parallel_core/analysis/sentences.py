@@ -139,6 +139,15 @@ def occupied(labels: Sequence[str]) -> str:
     )
 
 
+def crowded(many: int, of: int, cores: int) -> str:
+    """A note if so many runs have more CPU devices than there are cores that these share; '' if none has."""
+    if not many:
+        return ""
+    have, their = ("has", "its") if many == 1 else ("have", "their")
+    shared = "the one core" if cores == 1 else f"the {cores} cores"
+    return f"{many} of {of} runs {have} more devices than {shared} that these share: {their} ranks take turns."
+
+
 def least_memory(results: Sequence[Result]) -> str:
     """Which runs need least memory on their worst rank; '' if none was metered."""
     known = [size for r in results if (size := r.memory_total) is not None]

@@ -150,6 +150,21 @@ def test_the_steps_of_a_source_are_counted_as_one_says_them(alice: Any) -> None:
     assert overview([short, long], short).source == "measured, 1 to 40 steps, 3 skipped, 2 of 2 runs"
 
 
+@pytest.mark.parametrize(
+    ("cores", "said"),
+    [
+        (0, ""),
+        (1, "2 of 3 runs have more devices than the one core that these share: their ranks take turns."),
+        (2, "1 of 3 runs has more devices than the 2 cores that these share: its ranks take turns."),
+    ],
+)
+def test_ranks_that_share_cores_are_a_caution(alice: Any, cores: int, said: str) -> None:
+    study = factory.study(alice, "Crowded", ({}, {"dp": 2}, {"dp": 4}), recompute=False)
+    Study.objects.filter(pk=study.pk).update(settings={"cores": cores})
+    view = overview(Study.objects.get(pk=study.pk).runs.all(), study.baseline)
+    assert [text for text in view.verdict if "take turns" in text] == [said] * bool(said)
+
+
 def test_of_equals_one_is_named_and_the_others_are_said() -> None:
     def title(*found: tuple[str, int]) -> str:
         entries = [Entry(label, largest=most, baseline=not i) for i, (label, most) in enumerate(found)]
