@@ -71,7 +71,8 @@ def _limit(trace: Trace, asked: int | None) -> str:
     of = traces.of_speedup(trace, asked)
     where = "" if of.step == trace.step else f", in {step_text(of.step)}"
     gain = of.measured.step / replay(of.trained, of.measured, Change(links=FREE)).step
-    ideal = f"{ratio_text(_speedup(of, *base) * gain)} of one device is the ideal speedup with free communication{where}"
+    reached = ratio_text(_speedup(of, *base) * gain)
+    ideal = f"{reached} of one device is the ideal speedup with free communication{where}"
     return f"{ideal}; {bound}" if bound else f"{ideal}."
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.quantities import ranks_text
+from parallel_core.analysis.quantities import plural_text, ranks_text
 from parallel_core.analysis.waits import among
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.simulate.imported import MOST_SPANS
@@ -134,7 +134,8 @@ def _pipeline(out: JobTrace) -> None:
     if any(trace.micro_batches for trace in out.ranks.values()):
         most = max(trace.micro_batches for trace in out.ranks.values())
         stages = "stages and " if any(trace.stages for trace in out.ranks.values()) else ""
-        out.notes.append(f"Certain: {stages}up to {most} micro-batches a rank are named by annotations in the traces.")
+        named = f"{stages}up to {plural_text(most, 'micro-batch')} a rank"
+        out.notes.append(f"Certain: {named} are named by annotations in the traces.")
         _messages(out)
         return
     steps = (rows for trace in out.ranks.values() for rows in trace.steps.values())

@@ -21,7 +21,7 @@ from parallel_core.analysis.breakdown import Account
 from parallel_core.analysis.diagnosis import tiny_kernels
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.diagnosis.unbalanced_stages import HEAVIER
-from parallel_core.analysis.quantities import ns_text, ratio_text
+from parallel_core.analysis.quantities import ns_text, plural_text, ratio_text
 from parallel_core.plan.strategy import step_flops
 
 SAME_WORK, OTHER_WORK, MATTERS, OFTEN = 1.3, 1.6, 0.05, 0.75
@@ -43,8 +43,8 @@ def check(case: Case, least: int = LEAST, whole: bool = True) -> Finding | None:
     return Finding(
         "straggler",
         f"{ratio_text(factor)} as long as the others: rank {called} is a straggler.",
-        f"Its compute takes {ns_text(lost)} of a step more than on {compared}, in {len(case.traced)} traced steps."
-        + _reference(of_device),
+        f"Its compute takes {ns_text(lost)} of a step more than on {compared}, in "
+        f"{plural_text(len(case.traced), 'traced step')}." + _reference(of_device),
         _change(called, of_device, unseen=case.others is None),
         effect_ns=lost,
         tab="accounts",
