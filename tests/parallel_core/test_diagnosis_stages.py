@@ -127,3 +127,12 @@ def test_without_recomputation_no_layers_are_chosen_for_it(layers: tuple[int, ..
     (needless,) = [one for one in diagnose(again) if one.rule == "needless_recompute"]
     assert needless.change == f"Set parallel.recompute to none{more}."
     RunSpec.model_validate(made.model_dump() | {"parallel": {"recompute": "none", "recompute_layers": None}})
+
+
+@pytest.mark.parametrize(("kind", "told"), [("resnet50", True), ("vgg16", False)])
+def test_more_micro_batches_leave_batch_norms_fewer_samples(kind: str, told: bool) -> None:
+    split = {"pp": 4, "micro_batches": 4}
+    made = RunSpec.model_validate({"model": {"kind": kind}, "parallel": split, "train": {"global_batch": 64}})
+    (few,) = [one for one in diagnose(healthy(made)) if one.rule == "few_micro_batches"]
+    assert few.change.startswith("Raise parallel.micro_batches to ")
+    assert few.change.endswith(" Its batch norms then see fewer samples at a time.") is told

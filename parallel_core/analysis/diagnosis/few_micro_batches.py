@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
+from parallel_core.outline import outline_of
 from parallel_core.simulate.replay import Change
 
 ENOUGH, BUBBLE, MATTERS = 4, 0.25, 0.08
@@ -53,13 +54,14 @@ def _better(case: Case, naive: bool) -> Iterator[_Better]:
     if naive:
         yield _Better(Change(schedule="1f1b"), "Schedule 1F1B", "Set parallel.schedule to 1f1b.")
         return
+    norms = " Its batch norms then see fewer samples at a time." if outline_of(case.spec.model).batch_norm else ""
     for factor in (4, 2):
         m = case.spec.parallel.micro_batches * factor
         more, words = Change(micro_batches=m, same_messages=True), f"{m} micro-batches"
         if case.spec.parallel.schedule == "naive":  # more micro-batches alone would still run one after another
-            do = f"Set parallel.schedule to 1f1b and parallel.micro_batches to {m}."
+            do = f"Set parallel.schedule to 1f1b and parallel.micro_batches to {m}.{norms}"
             yield _Better(replace(more, schedule="1f1b"), f"{words} in schedule 1F1B", do)
         else:
-            yield _Better(more, words, f"Raise parallel.micro_batches to {m}.")
+            yield _Better(more, words, f"Raise parallel.micro_batches to {m}.{norms}")
     if not case.spec.parallel.early_gradients:
         yield _Better(Change(early_gradients=True), "Early gradients", "Set parallel.early_gradients to true.")
