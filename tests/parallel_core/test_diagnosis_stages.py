@@ -136,3 +136,12 @@ def test_more_micro_batches_leave_batch_norms_fewer_samples(kind: str, told: boo
     (few,) = [one for one in diagnose(healthy(made)) if one.rule == "few_micro_batches"]
     assert few.change.startswith("Raise parallel.micro_batches to ")
     assert few.change.endswith(" Its batch norms then see fewer samples at a time.") is told
+
+
+@pytest.mark.parametrize("split", ["pairs", "columns"])
+def test_a_split_by_columns_is_first_to_be_one_of_pairs(split: str) -> None:
+    made = spec(tp=2, tensor_split=split)
+    busy = healthy(made, traced=with_children(made, Kind.TP_COLLECTIVE, 0.6))
+    (fine,) = [one for one in diagnose(busy) if one.rule == "tensor_too_fine"]
+    assert fine.change.startswith("Set parallel.tensor_split to pairs,") is (split == "columns")
+    assert fine.change.endswith("lower parallel.tp, or split by data or layers instead.")

@@ -35,7 +35,15 @@ def check(case: Case) -> Finding | None:
         "tensor_too_fine",
         f"{share} of the step is tensor-parallel communication.",
         f"{of_step} on {len(group)} ranks with hidden size {case.spec.model.hidden}.",
-        f"Keep tensor groups on the fastest link, lower {field}, or split by data or layers instead.",
+        _change(case, field),
         effect_ns=took,
         tab="whatif",
     )
+
+
+def _change(case: Case, field: str) -> str:
+    """A split by columns gathers the output of every layer, pairs of layers sum once."""
+    other = f"lower {field}, or split by data or layers instead."
+    if case.spec.parallel.cut == "columns":
+        return f"Set parallel.tensor_split to pairs, which communicate about half as often; or {other}"
+    return f"Keep tensor groups on the fastest link, {other}"
