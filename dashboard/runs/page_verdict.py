@@ -31,6 +31,7 @@ from parallel_core.analysis.quantities import (
     significant,
     step_text,
 )
+from parallel_core.faults import trained
 from parallel_core.observe.progress import NO_STEPS
 from parallel_core.outline import outline_of
 from parallel_core.plan.strategy import idle_share
@@ -151,10 +152,9 @@ def _bubble(run: Run, spec: RunSpec) -> str:
         return f"; {percent_text(parts['compute'])} of the step is compute"
     if spec.parallel.pp == 1:
         return f"; {percent_text(parts['communication'])} of the step is communication not hidden"
-    return (
-        f"; {percent_text(parts['bubble'])} of the step is pipeline bubble"
-        f" (planned {percent_text(planned_bubble(spec))})"
-    )
+    planned = percent_text(planned_bubble(spec))
+    whose = f"planned {planned}" if trained(spec).parallel.cuts is None else f"{planned} with equal stages"
+    return f"; {percent_text(parts['bubble'])} of the step is pipeline bubble ({whose})"
 
 
 def planned_bubble(spec: RunSpec) -> float:

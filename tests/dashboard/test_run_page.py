@@ -128,6 +128,10 @@ def test_running_run_counts_steps_and_names_the_bubble(alice: Any) -> None:
     assert said.startswith("Step 12 of 43, ")
     assert "left; " in said
     assert "(planned 20 %)" in said
+    uneven = factory.queued(alice, {**PIPELINE, "cuts": [2]})
+    factory.feed_steps(factory.start(uneven), 12)
+    uneven.refresh_from_db()
+    assert "(20 % with equal stages)" in verdict(uneven).sentence, "its own cut plans another one"
     alone = factory.queued(alice)
     factory.feed_steps(factory.start(alone), 12)
     alone.refresh_from_db()
