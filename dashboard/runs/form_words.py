@@ -88,6 +88,15 @@ def in_form_words(text: str, own: Mapping[str, str] = MappingProxyType({})) -> s
     return "\n".join([_SCHEDULE.sub(lambda found: VALUES[found[0]], first), *rest])
 
 
+ENDED_ITSELF = ("not_finite", "time_limit")
+"""Causes of an end that the engine words itself, with fields of the spec; other details are of code or a library."""
+
+
+def in_ended_words(detail: str, cause: str) -> str:
+    """Why a run ended, with fields called as in forms where the run ended itself; what code or a library said stays."""
+    return in_form_words(detail) if cause in ENDED_ITSELF else detail
+
+
 def first_error(errors: Mapping[str, str]) -> str:
     """The first of {path: message}, preceded by its field's label unless the message has it."""
     path, message = next(iter(errors.items()))

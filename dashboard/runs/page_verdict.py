@@ -11,7 +11,7 @@ import numpy as np
 from dashboard.runs import generated_text, linking, resuming, selectors, text_times
 from dashboard.runs.asking import queued_runs
 from dashboard.runs.expected_start import expected_start, seconds_left
-from dashboard.runs.form_words import in_form_words
+from dashboard.runs.form_words import in_ended_words
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.own_ahead import OwnAhead, own_ahead
 from dashboard.runs.page_fix import fix
@@ -164,7 +164,10 @@ def planned_bubble(spec: RunSpec) -> float:
 
 
 def _succeeded(run: Run) -> Verdict:
-    timed, early = run.summary.get("timed"), f"{_detail(run)} " if run.cause == "time_limit" else ""
+    timed, early = (
+        run.summary.get("timed"),
+        f"{in_ended_words(run.detail, run.cause)} " if run.cause == "time_limit" else "",
+    )
     if not timed:
         return Verdict(f"{early}{_diverged(run)}{(run.step or 0) + 1} steps done; none was timed.")
     spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])} over {timed['n']} timed steps"
@@ -272,18 +275,16 @@ def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
     return Verdict(f"Cancelled{at}.{gone}", more=more)
 
 
-def _detail(run: Run) -> str:
-    """Why it ended. Where the run ended itself, fields are called as in forms; what code or a library said stays."""
-    return in_form_words(run.detail) if run.cause in ("not_finite", "time_limit") else run.detail
-
-
 PROBED = "That is the answer this run was for: its fit study asked whether so many layers fit. Nothing is to be mended."
 
 
 def _failed(run: Run, attempt: Attempt | None) -> Verdict:
     report: dict[str, Any] = attempt.report if attempt else {}
     rank = report.get("rank")
-    sentence = _detail(run) or f"It ended without saying why; known cause: {CAUSES.get(run.cause, 'none')}"
+    sentence = (
+        in_ended_words(run.detail, run.cause)
+        or f"It ended without saying why; known cause: {CAUSES.get(run.cause, 'none')}"
+    )
     text = selectors.log(run, rank or 0, start=-4096).text
     return Verdict(
         sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.",

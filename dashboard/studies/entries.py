@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from dashboard.charts.chart import Entry
-from dashboard.runs.form_words import in_form_words
+from dashboard.runs.form_words import in_ended_words
 from dashboard.runs.models import ENDED, Attempt, Run, State
 from dashboard.runs.places import NOWHERE, Place
 from dashboard.runs.queue import everyone_waiting, told_closely
@@ -229,7 +229,7 @@ def _status(run: Run, spec: RunSpec, wait: str) -> str:
         return f"queued: {wait}" if wait else "queued"
     if run.detail.lower().startswith(run.state):  # "Cancelled while it was queued …"
         return run.detail
-    return f"{run.state}: {in_form_words(run.detail)}" if run.detail else str(run.state)
+    return f"{run.state}: {in_ended_words(run.detail, run.cause)}" if run.detail else str(run.state)
 
 
 def _memory(run: Run) -> dict[str, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dashboard.runs.form_words import in_form_words
+from dashboard.runs.form_words import in_ended_words
 from dashboard.runs.models import ENDED, Run, State
 from parallel_core.analysis.quantities import listed_text
 
@@ -41,5 +41,5 @@ def diverged(labels: Sequence[str]) -> str:
 
 
 def _explained(label: str, run: Run) -> str:
-    why = in_form_words(run.detail.strip().removesuffix("."))
+    why = in_ended_words(run.detail, run.cause).strip().removesuffix(".")
     return f"{label} {_VERBS[ended_of(run)]} and is left out{f': {why}' if why else ''}."

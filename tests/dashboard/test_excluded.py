@@ -81,6 +81,18 @@ def test_two_runs_of_which_one_was_cancelled_get_no_waterfall(reader: Client, al
     assert not page.context["reached"].lines
 
 
+def test_a_loss_that_is_lost_is_said_in_the_words_of_the_form(reader: Client, alice: Any) -> None:
+    done, lost = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
+    detail = (
+        "The loss is not finite since step 6: ended after 11 of 20 steps (train.stop_on_nan), and saved nothing since."
+    )
+    factory.end(lost, State.FAILED, detail, "not_finite")
+    page = reader.get(f"/compare/?runs={done.pk},{lost.pk}")
+    text = plain(page.content.decode())
+    assert "(“End it when the loss stays NaN”), and saved nothing since." in " ".join(page.context["verdict"])
+    assert "stop_on_nan" not in text.partition("All numbers")[0]
+
+
 def test_nothing_is_held_against_a_baseline_that_failed(reader: Client, alice: Any) -> None:
     others = [factory.finished(alice, split) for split in ({}, {"dp": 2})]
     lost = cut(alice, {"tp": 2}, State.LOST, "")
