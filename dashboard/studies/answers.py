@@ -64,12 +64,12 @@ def _lowest(view: Overview) -> Answer | None:
 
 
 def _memory(view: Overview) -> Answer | None:
-    sizes = [(size, r.label) for r in view.results if (size := r.memory_total) is not None]
+    sizes = [size for r in view.results if (size := r.memory_total) is not None]
     if not sizes:
         return None
-    least, (most, worst) = min(sizes)[0], max(sizes, key=lambda one: one[0])  # the first of equal ones, as in the chart
-    labels = listed_text(sentences.shortened(sentences.lightest(view.results)))
-    detail = f"{labels}; {worst} takes most, {bytes_text(most)}."
+    least, most, worst = min(sizes), max(sizes), [r.label for r in sentences.heaviest(view.results)]
+    labels, others = (listed_text(sentences.shortened(own)) for own in (sentences.lightest(view.results), worst))
+    detail = f"{labels}; {others} {'takes' if len(worst) == 1 else 'take'} most, {bytes_text(most)}."
     if bytes_text(least) == bytes_text(most):
         detail = f"on the worst rank of {'every run' if len(sizes) > 1 else labels}."
     return Answer("Least memory", bytes_text(least), detail, "memory")

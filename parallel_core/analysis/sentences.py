@@ -167,6 +167,13 @@ def lightest(results: Sequence[Result]) -> list[str]:
     return [label for size, label in known if bytes_text(size) == bytes_text(known[0][0])]
 
 
+def heaviest(results: Sequence[Result]) -> list[Result]:
+    """The metered runs whose memory is written as the most is, in their order."""
+    known = [r for r in results if r.memory_total is not None]
+    most = bytes_text(max((r.memory_total or 0 for r in known), default=0))
+    return [r for r in known if bytes_text(r.memory_total or 0) == most]
+
+
 def shortened(labels: Sequence[str]) -> list[str]:
     """The labels themselves, of more than two the first and how many others there are."""
     return [labels[0], f"{len(labels) - 1} others"] if len(labels) > 2 else list(labels)
@@ -200,8 +207,8 @@ def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
     metered = [r for r in results if r.memory]
     if not metered:
         return "0 runs have been metered so far."
-    most = bytes_text(max(r.memory_total or 0 for r in metered))
-    worst = [r for r in metered if bytes_text(r.memory_total or 0) == most]
+    worst = heaviest(metered)
+    most = bytes_text(worst[0].memory_total or 0)
     largest = {_largest(r.memory or {}) for r in worst}
     part = f", of which {largest.pop()}" if len(largest) == 1 else ""
     over = sum((r.memory_total or 0) > limit for r in metered) if limit else 0

@@ -125,12 +125,13 @@ def test_the_dotted_line_ends_at_the_last_measured_row(alice: Any) -> None:
     assert max(line["y"]) == 0.5
 
 
-def test_of_equals_the_answer_names_the_run_that_the_chart_does(alice: Any) -> None:
+def test_of_equals_the_answer_names_the_runs_that_the_chart_does(alice: Any) -> None:
     study = factory.study(alice, "Twins", ({}, {"micro_batches": 4}, {"dp": 2}), recompute=False)
     view = overview(study.runs.all(), study.baseline)
     (memory,) = [one for one in answers.of_overview(view) if one.question == "Least memory"]
-    assert figures.memories(view).title.startswith("89 MiB at most: Single, ")
-    assert memory.detail.endswith("; Single takes most, 89 MiB.")
+    both = "Single and Single x4 micro-batches"
+    assert figures.memories(view).title.startswith(f"89 MiB at most: {both}, ")
+    assert memory.detail.endswith(f"; {both} take most, 89 MiB.")
 
 
 @pytest.mark.parametrize("cuts", [None, [3]])
