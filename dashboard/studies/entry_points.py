@@ -6,14 +6,18 @@ from typing import NamedTuple
 
 from django.urls import reverse
 
+from dashboard.studies import fit, scaling, streams
+
 
 class EntryPoint(NamedTuple):
-    """`view` = name of the page's view, `place` = what follows its URL."""
+    """`view` = name of the page's view, `place` = what follows its URL; `queues` = it is a form that queues runs, for
+    those who may."""
 
     question: str
     answer: str
     view: str
     place: str = ""
+    queues: bool = False
 
     @property
     def address(self) -> str:
@@ -37,6 +41,27 @@ ENTRY_POINTS = (
         "Scenarios that break: one click runs before, broken and proof, and names the cause.",
         "plans:scenarios",
         "#breakages",
+    ),
+    EntryPoint(
+        "How many layers fit on my devices?",
+        "The most that each strategy holds, found by real runs, next to the prediction.",
+        "studies:new",
+        f"?kind={fit.KIND}",
+        queues=True,
+    ),
+    EntryPoint(
+        "What do more devices bring?",
+        "Speed against devices, strong and weak, and what of a step communication stalls.",
+        "studies:new",
+        f"?kind={scaling.KIND}",
+        queues=True,
+    ),
+    EntryPoint(
+        "What does weight stashing buy?",
+        "Pipelines that never flush against 1F1B: time to a loss, and memory.",
+        "studies:new",
+        f"?kind={streams.KIND}",
+        queues=True,
     ),
     EntryPoint(
         "Where does a pipeline's bubble come from?",

@@ -43,7 +43,8 @@ def list_page(request: HttpRequest) -> HttpResponse:
     """Newest first, each with its verdict; `?page=` goes back in time, `?q=`, `?owner=` and `?kind=` filter."""
     context = list_context(request)
     many = context["listing"].filtered or context["page"].paginator.count > FEW
-    context |= {"entry_points": ENTRY_POINTS, "options": context["listing"].options(), "many": many}
+    points = [point for point in ENTRY_POINTS if context["may_submit"] or not point.queues]
+    context |= {"entry_points": points, "options": context["listing"].options(), "many": many}
     return render(request, "studies/list.html", context)
 
 

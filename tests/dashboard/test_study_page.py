@@ -15,6 +15,7 @@ from django.test import Client
 from dashboard.runs.models import Run, State
 from dashboard.studies import figures
 from dashboard.studies.entry_points import ENTRY_POINTS
+from dashboard.studies.list_views import FEW
 from dashboard.studies.models import Once, Study
 from dashboard.studies.selectors import held_equal, overview
 from parallel_core.plan.memory import worst_stage
@@ -197,13 +198,26 @@ def test_list_has_a_verdict_a_study_and_says_when_empty(reader: Client, alice: A
     assert "Single" in plain(reader.get("/studies/").content.decode())
 
 
-def test_the_list_leads_to_the_page_that_answers_each_other_question(reader: Client) -> None:
-    page = reader.get("/studies/").content.decode()
+@pytest.mark.parametrize("member", [True, False])
+def test_the_list_leads_to_the_page_that_answers_each_other_question(
+    client: Client, alice: Any, bob: Any, member: bool
+) -> None:
+    """Who may only look is not led to forms that queue runs."""
+    client.force_login(alice if member else bob)
+    page = client.get("/studies/").content.decode()
     for entry_point in ENTRY_POINTS:
         address, _, place = entry_point.address.partition("#")
-        answer = reader.get(address)
-        assert f'href="{entry_point.address}"' in page and answer.status_code == 200
+        answer = client.get(address)
+        led = member or not entry_point.queues
+        assert (f'href="{entry_point.address}"' in page) is led is (answer.status_code == 200)
         assert not place or f'id="{place}"' in answer.content.decode()
+
+
+def test_many_studies_do_not_hide_the_other_questions_below_them(reader: Client, alice: Any) -> None:
+    Study.objects.bulk_create(Study(name=f"study {i}", owner=alice) for i in range(FEW + 1))
+    assert 'href="#ways"' in reader.get("/studies/").content.decode()
+    Study.objects.filter(name="study 0").delete()
+    assert 'href="#ways"' not in reader.get("/studies/").content.decode()
 
 
 @pytest.mark.parametrize("address", ("/studies/", "/studies/1/", "/compare/", "/studies/1/changes.json"))
