@@ -17,7 +17,7 @@ from dashboard.control.conditions import conditions
 from dashboard.control.suspects import UNREACHABLE
 from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
-from dashboard.runs import generated_text, selectors
+from dashboard.runs import generated_text, selectors, skips
 from dashboard.runs.models import ENDED, RankInfo, Run
 from dashboard.runs.reads import read_by
 from parallel_core.analysis.breakdown import mean
@@ -94,6 +94,7 @@ def summarise(run: Run) -> dict[str, Any]:
       loss; None if there was none, or if the last one is not finite.
     - reads: see `read_by`.
     - params_total: number of parameters.
+    - skipped: [how many updates were skipped, of how many], where fp16 skipped any.
     """
     timed = selectors.timed(run)
     infos = selectors.ranks(run)
@@ -112,6 +113,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "held_out": _held_out(run),
         "reads": read_by(run),
         "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
+        "skipped": list(found) if (found := skips.skipped(run))[0] else None,
     }
 
 

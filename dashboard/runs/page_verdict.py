@@ -17,8 +17,9 @@ from dashboard.runs.own_ahead import OwnAhead, own_ahead
 from dashboard.runs.page_fix import fix
 from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
+from dashboard.runs.skips import skipped
 from dashboard.runs.turns import queue_order
-from parallel_core.analysis.diagnosis.divergence import SPIKE, skipped_of, what_is_skipped
+from parallel_core.analysis.diagnosis.divergence import SPIKE, what_is_skipped
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import (
@@ -254,11 +255,11 @@ def _diverged(run: Run) -> str:
 
 def _skipped(run: Run) -> str:
     """How many updates fp16 skipped; '' if none."""
-    spec, counts = RunSpec.stored(run.spec), selectors.series(run, "skipped_steps")
-    skipped, of = skipped_of(spec, counts.value, int(counts.step[0]) if counts.shown else 0)
-    if not skipped:
+    number, of = skipped(run)
+    if not number:
         return ""
-    return f"{skipped:.0f} of {of} {what_is_skipped(spec)[0]} were skipped: their fp16 gradients overflowed."
+    what = what_is_skipped(RunSpec.stored(run.spec))[0]
+    return f"{number} of {of} {what} were skipped: their fp16 gradients overflowed."
 
 
 def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:

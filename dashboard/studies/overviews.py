@@ -147,8 +147,9 @@ class Overview:
         none warns.
         """
         diverged = excluded.diverged([r.label for r in self.results if r.diverged and r is not told])
+        skipping = excluded.skipping([(row.entry.label, row.run) for row in self.rows if row.entry.done])
         if self.side_by_side:
-            return [sentence for sentence in (*said, diverged, *self.left_out) if sentence]
+            return [sentence for sentence in (*said, diverged, skipping, *self.left_out) if sentence]
         done = [entry for entry in self.entries if entry.done]
         used = sentences.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
         warning = used or sentences.occupied([entry.label for entry in done if entry.processes])
@@ -159,7 +160,7 @@ class Overview:
         if not self.mostly_disturbed:
             after.append(host_drift.drift_warning(self.pace_spread, self._at_one_pace, hosts=bool(machines.moved)))
         after.append(host_drift.contention_warning(self.companies))
-        after += [self._crowded, diverged, *self.left_out]
+        after += [self._crowded, diverged, skipping, *self.left_out]
         return [sentence for sentence in (*before, *said, *after) if sentence]
 
     @property

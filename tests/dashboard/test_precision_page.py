@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from dashboard.runs.metric_charts import metrics
-from dashboard.runs.models import SeriesChunk
+from dashboard.runs.models import SeriesChunk, State
 from dashboard.runs.page_verdict import verdict
 from dashboard.runs.selectors import attempt_of
+from dashboard.studies.selectors import overview
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory
 
@@ -52,6 +53,17 @@ def test_a_pipeline_that_stays_full_skips_updates(alice: Any) -> None:
     add_series(run, "skipped_steps", [4.0] + [7.0] * 42)
     assert verdict(run).more == "7 of 172 updates of the first stage were skipped: their fp16 gradients overflowed."
     assert "Updates of the first stage skipped so far: 7 at step 42, first 4" in [one.title for one in metrics(run)]
+
+
+@pytest.mark.parametrize(("skipped", "said"), [(40.0, True), (2.0, False)])
+def test_a_study_says_that_its_fastest_run_skipped_most_updates(alice: Any, skipped: float, said: bool) -> None:
+    """A few are usual: the scale begins high."""
+    study = factory.study(alice, splits=({},), recompute=False)
+    run = factory.finished(alice, {}, train={"precision": "fp16"}, study=study, position=1, name="fp16")
+    add_series(run, "skipped_steps", [*np.linspace(1.0, skipped, 43)])
+    factory.end(run, State.SUCCEEDED)
+    found = "fp16 skipped 40 of 43 updates: fp16 gradients overflowed."
+    assert (found in overview(study.runs.all(), study.baseline).verdict) is said
 
 
 def test_other_runs_have_neither_chart_nor_sentence(alice: Any) -> None:
