@@ -17,11 +17,11 @@ from tests.dashboard.plain import plain
 REASON = "Rank 1 was killed by signal 9 at step 30."
 
 
-def cut(owner: Any, split: dict[str, Any], state: State, detail: str, **kwargs: Any) -> Run:
+def cut(owner: Any, split: dict[str, Any], state: State, detail: str, cause: str = "killed", **kwargs: Any) -> Run:
     """A run that ended without a result, with all its measurements up to step 30."""
     run = factory.queued(owner, split, **kwargs)
     factory.feed_steps(factory.start(run), 30)
-    factory.end(run, state, detail, "killed")
+    factory.end(run, state, detail, cause)
     return run
 
 
@@ -117,7 +117,7 @@ def test_the_only_run_with_a_result_is_compared_with_nothing(alice: Any) -> None
 
 def test_a_reason_is_told_in_the_words_of_the_form(reader: Client, alice: Any) -> None:
     done = factory.finished(alice, {})
-    nan = cut(alice, {"dp": 2}, State.FAILED, "The loss is not finite since step 9 (train.stop_on_nan).")
+    nan = cut(alice, {"dp": 2}, State.FAILED, "The loss is not finite since step 9 (train.stop_on_nan).", "not_finite")
     view = overview([done, nan], done)
     assert view.left_out == [
         "DP failed and is left out: The loss is not finite since step 9 (“End it when the loss stays NaN”)."
