@@ -4,8 +4,8 @@ five strategies.
 The confusion table is printed (`-s` shows it at once). A run is repeated if other processes disturbed it, or if its
 ranks' devices were unequally fast: another guest on the second hardware thread of a core turns it into a straggler, or
 hides the injected one. Runs that are still disturbed then are counted separately, since they say nothing about the
-rules. Delays are given as shares of a healthy step, because a delay that is visible on a fast host disappears on a slow
-one.
+rules. Delays are given as shares of the healthy step of the same round, because a delay that is visible on a fast host
+disappears on a slow one.
 """
 
 from __future__ import annotations
@@ -94,9 +94,15 @@ def spec_of(split: dict[str, Any], train: dict[str, Any], *inject: str) -> RunSp
     return RunSpec.model_validate(given | {"inject": [faults.parse(text) for text in inject]})
 
 
-def first_finding(runner: LocalRunner, folder: Path, spec: RunSpec) -> str:
-    """The rule of the first finding; "" without a finding; "disturbed" if each of AGAIN attempts was."""
-    rule = ""
+class Found(NamedTuple):
+    """The rule of the first finding, "" without a finding, "disturbed" if each of AGAIN attempts was; and the median of
+    the timed steps of the last attempt in milliseconds."""
+
+    rule: str
+    step_ms: float
+
+
+def first_finding(runner: LocalRunner, folder: Path, spec: RunSpec) -> Found:
     for attempt in range(AGAIN):
         outcome = runner.run(spec, folder / str(attempt))
         assert outcome.ok, outcome.failure()
@@ -104,17 +110,11 @@ def first_finding(runner: LocalRunner, folder: Path, spec: RunSpec) -> str:
         rule = "disturbed" if uneven(case) else next((finding.rule for finding in diagnose(case)), "")
         if rule != "disturbed":
             break
-    return rule
+    return Found(rule, 1e3 * float(np.median(outcome.series("step_time")["value"][TRAIN["warmup_steps"] :])))
 
 
 def uneven(case: Case) -> bool:
     return max(case.paces.values(), default=0.0) > UNEVEN * min(case.paces.values(), default=0.0)
-
-
-def healthy_ms(runner: LocalRunner, folder: Path, case: Injection) -> float:
-    """Median of the timed steps of a healthy run in this layout on this host, in milliseconds."""
-    outcome = runner.run(spec_of(case.split, case.train), folder)
-    return 1e3 * float(np.median(outcome.series("step_time")["value"][TRAIN["warmup_steps"] :]))
 
 
 def table(rows: dict[str, Counter[str]]) -> str:
@@ -129,13 +129,15 @@ def test_every_fault_is_found_first_and_healthy_runs_are_silent(runner: LocalRun
     broken: dict[str, Counter[str]] = {name: Counter() for name in INJECTIONS}
     healthy: dict[str, Counter[str]] = {name: Counter() for name in STRATEGIES}
     for i in range(ROUNDS):
-        for name, case in INJECTIONS.items():
-            folder = tmp_path / name / str(i)
-            delay = case.of_step * healthy_ms(runner, folder / "healthy", case) if case.of_step else 0.0
-            spec = spec_of(case.split, case.train, case.fault.format(delay))
-            broken[name][first_finding(runner, folder, spec)] += 1
+        steps: dict[str, float] = {}
         for name, split in STRATEGIES.items():
-            healthy[name][first_finding(runner, tmp_path / name / str(i), spec_of(split, {}))] += 1
+            found = first_finding(runner, tmp_path / name / str(i), spec_of(split, {}))
+            healthy[name][found.rule] += 1
+            steps[str(split)] = found.step_ms
+        for name, case in INJECTIONS.items():
+            delay = case.of_step * steps[str(case.split)]
+            spec = spec_of(case.split, case.train, case.fault.format(delay))
+            broken[name][first_finding(runner, tmp_path / name / str(i), spec).rule] += 1
     right = sum(broken[name][rule] for name, case in INJECTIONS.items() for rule in case.rules)
     judged = sum(row.total() - row["disturbed"] for row in broken.values())
     silent = sum(row[""] for row in healthy.values())
