@@ -165,10 +165,8 @@ def planned_bubble(spec: RunSpec) -> float:
 
 
 def _succeeded(run: Run) -> Verdict:
-    timed, early = (
-        run.summary.get("timed"),
-        f"{in_ended_words(run.detail, run.cause)} " if run.cause == "time_limit" else "",
-    )
+    timed = run.summary.get("timed")
+    early = f"{in_ended_words(run.detail, run.cause)} " if run.cause == "time_limit" else ""
     if not timed:
         return Verdict(f"{early}{_diverged(run)}{(run.step or 0) + 1} steps done; none was timed.")
     spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])} over {timed['n']} timed steps"
@@ -282,10 +280,8 @@ PROBED = "That is the answer this run was for: its fit study asked whether so ma
 def _failed(run: Run, attempt: Attempt | None) -> Verdict:
     report: dict[str, Any] = attempt.report if attempt else {}
     rank = report.get("rank")
-    sentence = (
-        in_ended_words(run.detail, run.cause)
-        or f"It ended without saying why; known cause: {CAUSES.get(run.cause, 'none')}"
-    )
+    unsaid = f"It ended without saying why; known cause: {CAUSES.get(run.cause, 'none')}"
+    sentence = in_ended_words(run.detail, run.cause) or unsaid
     text = selectors.log(run, rank or 0, start=-4096).text
     return Verdict(
         sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.",

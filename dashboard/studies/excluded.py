@@ -45,10 +45,8 @@ def diverged(labels: Sequence[str]) -> str:
 def skipping(runs: Sequence[tuple[str, Run]]) -> str:
     """A sentence on (label, run)s that skipped MANY of their updates, as fp16 does where gradients overflow: they did
     less than the others, and learned less; '' if there are none."""
-    counts = {label: run.summary.get("skipped") or (0, 1) for label, run in runs}
-    many = [
-        f"{label} skipped {number} of {of} updates" for label, (number, of) in counts.items() if number >= MANY * of
-    ]
+    counts = [(label, *(run.summary.get("skipped") or (0, 1))) for label, run in runs]
+    many = [f"{label} skipped {number} of {of} updates" for label, number, of in counts if number >= MANY * of]
     if not many:
         return ""
     more = [f"{len(many) - NAMED} more skipped many"] if len(many) > NAMED else []

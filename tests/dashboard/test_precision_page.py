@@ -12,6 +12,7 @@ from dashboard.runs.metric_charts import metrics
 from dashboard.runs.models import SeriesChunk, State
 from dashboard.runs.page_verdict import verdict
 from dashboard.runs.selectors import attempt_of
+from dashboard.studies import excluded
 from dashboard.studies.selectors import overview
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory
@@ -64,6 +65,15 @@ def test_a_study_says_that_its_fastest_run_skipped_most_updates(alice: Any, skip
     factory.end(run, State.SUCCEEDED)
     found = "fp16 skipped 40 of 43 updates: fp16 gradients overflowed."
     assert (found in overview(study.runs.all(), study.baseline).verdict) is said
+
+
+def test_each_run_that_skipped_is_said_though_two_have_one_name(alice: Any) -> None:
+    runs = [factory.queued(alice, {}, name="fp16") for _ in range(2)]
+    for number, run in zip((40, 41), runs, strict=True):
+        run.summary = {"skipped": [number, 43]}
+    assert excluded.skipping([(run.name, run) for run in runs]) == (
+        "fp16 skipped 40 of 43 updates and fp16 skipped 41 of 43 updates: fp16 gradients overflowed."
+    )
 
 
 def test_other_runs_have_neither_chart_nor_sentence(alice: Any) -> None:
