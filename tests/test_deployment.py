@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from parallel_core.file_lock import FileLock
+from parallel_core.observe.records import events_path
 from tests.compose_process import DOCKERFILE, VARIABLE, interpolate
 from workers.settings import Settings
 
@@ -178,6 +179,17 @@ def test_every_variable_that_a_worker_reads_is_in_the_guide() -> None:
     read = set(re.findall(r"TRAINYARD_[A-Z_]+[A-Z]", (ROOT / "workers" / "settings.py").read_text()))
     assert "TRAINYARD_URL" in read
     assert read <= set(re.findall(r"TRAINYARD_[A-Z_]+[A-Z]", GUIDE + (ROOT / "README.md").read_text()))
+
+
+def test_the_guide_finds_records_of_runs_that_have_not_settled(tmp_path: Path) -> None:
+    """Nothing may be found only where nothing is left: what is not published yet is lost with an older version."""
+    (pattern,) = re.findall(r"`ls TRAINYARD_HOME/(\S+)` finds nothing", GUIDE)
+    worker = Settings.from_env({"TRAINYARD_HOME": str(tmp_path), "TRAINYARD_WORKER_NAME": "gpu1"})
+    attempt = worker.attempts / "12"
+    attempt.mkdir(parents=True)
+    assert list(tmp_path.glob(pattern)) == []
+    events_path(attempt, 0).touch()
+    assert list(tmp_path.glob(pattern)) == [events_path(attempt, 0)]
 
 
 def test_no_secret_of_the_operator_enters_the_image() -> None:
