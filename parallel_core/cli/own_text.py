@@ -23,7 +23,7 @@ BLOB = "blob:"
 def add(command: argparse.ArgumentParser) -> None:
     """Adds `--text` and `--corpora` to a command."""
     either = command.add_mutually_exclusive_group()
-    either.add_argument("--text", type=Path, metavar="FILE", help="train on this file's bytes, whatever the spec says")
+    either.add_argument("--text", type=Path, metavar="FILE", help="train on this file's bytes, not the spec's corpus")
     either.add_argument(
         "--corpora", type=Path, help="folder of texts, named by their sha256, and of files of tokens and images"
     )
