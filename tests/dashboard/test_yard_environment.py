@@ -164,6 +164,15 @@ def test_every_variable_without_the_prefix_is_owned_by_the_yard_and_in_the_guide
     assert {f"{PREFIX}{name}" for name in READ} <= set(re.findall(r"`([A-Z_]+)`", guide))
 
 
+def test_every_variable_that_a_start_reads_is_among_its_settings_in_the_guide() -> None:
+    """Those that begin with the prefix as they are. What a worker reads is told once, for all workers."""
+    sources = [ROOT / "run", ROOT / "dashboard" / "settings.py", *(ROOT / "dashboard" / "yard").glob("*.py")]
+    read = {name for path in sources for name in re.findall(rf'"({PREFIX}[A-Z_]+)"', path.read_text())}
+    assert {"TRAINYARD_HOME", "TRAINYARD_VENV", "TRAINYARD_PORT"} <= read
+    guide = (ROOT / "docs" / "deploy.md").read_text().partition("## Settings of `./run`")[2]
+    assert read - {"TRAINYARD_TESTING"} <= set(re.findall(r"`([A-Z_]+)`", guide))
+
+
 def test_an_http_proxy_is_not_asked_for_the_yard_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", CLOSED)
     monkeypatch.setattr(up, "WEB_LIMIT_S", 2.0)
