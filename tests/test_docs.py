@@ -39,7 +39,8 @@ def test_models_and_schedules_are_those_that_there_are() -> None:
     """The words of the README's table for each; one that is added needs its word here and there."""
     rows = dict(re.findall(r"^\| ([\w ,-]+) \| (.*) \|$", README, re.MULTILINE))
     models = {"gpt": "GPT", "mlp": "MLP", "vgg16": "VGG-16", "resnet50": "ResNet-50", "gnmt": "a GNMT-like LSTM"}
-    assert models.keys() == MODELS.keys() and sorted(models.values()) == sorted(rows["models"].split(", "))
+    unlike = sorted(models.keys() ^ MODELS.keys()) or sorted({*models.values()} ^ {*rows["models"].split(", ")})
+    assert not unlike, f"{', '.join(unlike)}: name it in `models` here, and in the README's table by that word"
     words = {
         "classic pipelines": {
             "naive": "naive layer-wise",
@@ -62,7 +63,8 @@ def test_models_and_schedules_are_those_that_there_are() -> None:
         },
         "your own pipeline": {"custom": "a schedule as CSV or JSON"},
     }
-    assert [name for row in words.values() for name in row] == list(TRAITS)
+    unlike = sorted({name for row in words.values() for name in row} ^ {*TRAITS})
+    assert not unlike, f"{', '.join(unlike)}: name it in `words` here, and in the README's table by that word"
     for row, of in words.items():
         assert set(rows[row].split(", ")) == set(of.values()), row
 
