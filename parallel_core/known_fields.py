@@ -3,21 +3,22 @@
 A worker refuses a spec with a field that its version lacks, even at its default, and stored specs contain all fields.
 So a worker announces the fields that were added after EARLIEST; a run that needs no others is sent to it without the
 rest, and any other run waits for a newer worker. This is exact because a new field's default is what versions without
-the field do. One is not (`ABSENT`): a run with either value is sent, and there has that of those versions. Values that
-are new in a field that workers know are announced, too (`CORPORA`).
+the field do. One is not (`ABSENT`): a run with either value is sent, and there has that of those versions. A word that
+is new among those of a choice that workers know (`WORDS`), such as a schedule, is announced, too, as `<field>=<word>`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from parallel_core.faults import KINDS
 from parallel_core.field_names import sections
+from parallel_core.outline import BUILT_IN_CORPORA, FILE_CORPORA
 from parallel_core.spec import RunSpec
 
 _FIRST = {
@@ -33,39 +34,70 @@ _FIRST = {
     "slow_data.ms tiny_kernels tiny_kernels.rank tiny_kernels.count memory_hog memory_hog.rank memory_hog.mib high_lr "
     "high_lr.factor high_lr.step high_scale high_scale.scale flipped_bit flipped_bit.rank flipped_bit.step",
 }
-EARLIEST = frozenset(f"{section}.{name}" for section, words in _FIRST.items() for name in words.split())
-"""Dotted names of the fields, and of the kinds of faults with theirs, when workers began to announce later ones. What
-is added to a spec is not added here."""
+CORPUS = "train.corpus"
+WORDS = {
+    "model.kind": "gpt mlp vgg16 resnet50 gnmt",
+    "model.positions": "learned rope",
+    "model.activation": "gelu swiglu",
+    "model.norm": "layernorm rmsnorm",
+    "model.attention": "fused plain",
+    "parallel.schedule": "naive gpipe 1f1b interleaved looped-bfs zb-h1 zb-h2 zb-v v-half v-min dualpipe-v 1f1b-naive "
+    "1f1b-stash 1f1b-vertical 1f1b-2bw custom",
+    "parallel.tensor_split": "pairs columns",
+    "parallel.recompute": "none selective full",
+    "parallel.zero_backend": "own fully_shard",
+    "train.lr_schedule": "constant linear cosine",
+    "train.optimizer": "adamw sgd",
+    "train.clip": "global stage",
+    "train.precision": "fp32 fp64 bf16 fp16",
+    CORPUS: "stdlib digits django blob tokens",
+    "train.device": "cpu cuda",
+}
+"""Dotted name of each choice -> the words that every worker takes which knows the field; of a corpus, what stands
+before the colon. A word that is added to a choice is not added here: workers without it refuse a spec that has it."""
+EARLIEST = frozenset(
+    {f"{section}.{name}" for section, names in _FIRST.items() for name in names.split()}
+    | {f"{field}={word}" for field, words in WORDS.items() for word in words.split()}
+)
+"""Dotted names of the fields, and of the kinds of faults with theirs, when workers began to announce later ones, and
+the words of choices. What is added to a spec is not added here."""
 
 
-CORPORA = ("images",)
-"""Words before the colon of `train.corpus` that were added later. A worker announces each as `train.corpus=<word>`:
-workers without it refuse a spec that has one, although they know the field."""
 ABSENT: dict[str, Any] = {"train.stop_on_nan": False}
 """Dotted names of fields whose default is another value than what versions without them do, with that value."""
 
 
 def later() -> list[str]:
-    """Dotted names of this version's fields, and kinds of faults, beyond EARLIEST, and CORPORA: what a worker
+    """Dotted names of this version's fields, kinds of faults, and words of choices, beyond EARLIEST: what a worker
     announces."""
     found = {f"{at}.{name}" for at, kind in sections(RunSpec).items() if at for name in kind.model_fields}
     found |= {f"inject.{kind}" for kind in KINDS}
     found |= {f"inject.{kind}.{name}" for kind, made in KINDS.items() for name in made.fields()}
-    found |= {_corpus_name(word) for word in CORPORA}
+    found |= {f"{field}={word}" for field in WORDS for word in words_of(field)}
     return sorted(found - EARLIEST)
+
+
+def words_of(choice: str) -> tuple[str, ...]:
+    """The words that this version takes as the choice with this dotted name."""
+    if choice == CORPUS:
+        return (*BUILT_IN_CORPORA, "blob", *FILE_CORPORA)
+    section, name = choice.split(".")
+    return get_args(sections(RunSpec)[section].model_fields[name].annotation)
 
 
 def needs_later(spec: Mapping[str, Any]) -> tuple[str, ...]:
     """Dotted names beyond EARLIEST that a worker must know for this dumped spec: those of fields that do not have their
-    default, of kinds of faults, and of one of CORPORA."""
-    word = str(spec.get("train", {}).get("corpus", "")).partition(":")[0]
+    default, of kinds of faults, and words of choices."""
     used = {name for name, is_default in _leaves(spec) if not is_default}
-    used |= {_corpus_name(word)} if word in CORPORA else set()
-    return tuple(sorted(used - EARLIEST))
+    return tuple(sorted((used | set(_chosen(spec))) - EARLIEST))
 
 
-def _corpus_name(word: str) -> str:
-    return f"train.corpus={word}"
+def _chosen(spec: Mapping[str, Any]) -> Iterator[str]:
+    """`<field>=<word>` of every choice that the dumped spec has."""
+    for field in WORDS:
+        section, name = field.split(".")
+        if name in (values := spec.get(section, {})):
+            yield f"{field}={str(values[name]).partition(':')[0]}"
 
 
 def without_unknown(spec: Mapping[str, Any], announced: Collection[str]) -> dict[str, Any]:

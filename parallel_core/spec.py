@@ -133,10 +133,11 @@ class TrainSpec(SpecPart):
     @model_validator(mode="after")
     def _corpus_is_named_by_content(self) -> Self:
         if not CORPUS_PATTERN.fullmatch(self.corpus):
+            files = " or ".join(repr(f"{word}:") for word in FILE_CORPORA)
             raise rule_error(
                 ("train.corpus",),
                 f"corpus must be {', '.join(map(repr, BUILT_IN_CORPORA))}, 'blob:' and the sha256 of an uploaded text, "
-                "or 'tokens:' or 'images:' and the name of a file on the worker (letters, digits, '.', '_', '-').",
+                f"or {files} and the name of a file on the worker (letters, digits, '.', '_', '-').",
             )
         return self
 

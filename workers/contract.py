@@ -172,8 +172,8 @@ class HeartbeatBody(TypedDict):
     """What it can do instead of training (TASKS); absent from workers of a version that ignores a message's `task`, and
     would train."""
     fields: NotRequired[list[str]]
-    """Fields of a RunSpec, and kinds of faults, that it knows beyond parallel_core.known_fields.EARLIEST; none where
-    absent."""
+    """Fields of a RunSpec, kinds of faults and words of choices that it knows beyond
+    parallel_core.known_fields.EARLIEST; none where absent."""
     leaving: NotRequired[bool]
     """It shuts down in an orderly way and takes no more runs. Sent before its attempts end, so that none is placed here
     again."""

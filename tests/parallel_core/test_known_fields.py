@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_origin
 
 import pytest
 
 from parallel_core import known_fields
 from parallel_core.field_names import sections
-from parallel_core.known_fields import EARLIEST, later, needs_later, without_unknown
+from parallel_core.known_fields import CORPUS, EARLIEST, WORDS, later, needs_later, without_unknown, words_of
 from parallel_core.spec import RunSpec
 
 
@@ -64,6 +64,29 @@ def test_what_is_not_at_its_default_is_needed_and_sent(two_later: None) -> None:
     sent = without_unknown(spec, ())
     assert sent["train"]["deterministic"] is True and sent["trace"] == {"trace_every": 7}
     assert [fault["kind"] for fault in sent["inject"]] == ["flipped_bit", "straggler"]
+
+
+def test_a_word_that_is_new_in_a_known_choice_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the schedule and the kind of model were new, as one that docs/extend.md adds: workers without it refuse a
+    spec that has it, although they know the field."""
+    new = {"parallel.schedule=zb-v", "model.kind=gnmt"}
+    monkeypatch.setattr(known_fields, "EARLIEST", EARLIEST - new)
+    assert new <= set(later())
+    two = {"pp": 2, "micro_batches": 4}
+    assert needs_later(dumped(parallel={**two, "schedule": "zb-v"})) == ("parallel.schedule=zb-v",)
+    assert needs_later(dumped(model={"kind": "gnmt"}, parallel=two)) == ("model.kind=gnmt",)
+    assert needs_later(dumped(parallel=two)) == () and needs_later({"model": {"kind": "gpt"}}) == ()
+
+
+def test_every_choice_is_known_with_words_that_there_are() -> None:
+    kinds = {
+        f"{at}.{name}": info for at, kind in sections(RunSpec).items() if at for name, info in kind.model_fields.items()
+    }
+    choices = {name for name, info in kinds.items() if get_origin(info.annotation) is Literal} | {CORPUS}
+    unlike = sorted(choices ^ set(WORDS))
+    assert not unlike, f"{', '.join(unlike)}: a new choice is added to WORDS with the words that it begins with"
+    gone = {field: set(words.split()) - set(words_of(field)) for field, words in WORDS.items()}
+    assert not any(gone.values()), "a word that is gone goes from WORDS, too"
 
 
 def test_images_of_a_file_are_needed_even_of_a_model_for_digits() -> None:
