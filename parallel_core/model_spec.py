@@ -17,6 +17,9 @@ Activation = Literal["gelu", "swiglu"]
 Norm = Literal["layernorm", "rmsnorm"]
 Attention = Literal["fused", "plain"]
 
+BYTES = 256
+"""The largest vocabulary whose tokens are bytes, so that text can be read and prompted as it is."""
+
 
 class ModelSpec(SpecPart):
     """The model of a run. Each kind uses some of the fields (`Outline.fields`); the others must keep their defaults.

@@ -39,6 +39,7 @@ from dashboard.runs.models import Run
 from dashboard.runs.thinned import thinned
 from dashboard.studies import joining
 from dashboard.studies.models import Study
+from parallel_core.model_spec import BYTES
 
 router = Router(tags=["runs"])
 RUNS = Run.objects.select_related("owner")
@@ -233,9 +234,9 @@ def _prompt(run: Run, payload: s.GenerateIn) -> list[int]:
     vocab = run.spec.get("model", {}).get("vocab", 0)
     if payload.prompt and payload.ids:
         raise services.Invalid({"ids": "Send prompt or ids, not both: each is where the text begins."})
-    if payload.prompt and vocab > 256:
+    if payload.prompt and vocab > BYTES:
         raise services.Invalid({"prompt": f"The model has {vocab} tokens: give their numbers as ids."})
-    return payload.ids or generating.prompt_tokens(payload.prompt, 256)
+    return payload.ids or generating.prompt_tokens(payload.prompt, BYTES)
 
 
 def run_of(pk: int) -> Run:

@@ -19,6 +19,7 @@ from parallel_core.analysis.generated import (
 )
 from parallel_core.analysis.quantities import count_text
 from parallel_core.generation_request import inference, read_request
+from parallel_core.model_spec import BYTES
 from parallel_core.spec import RunSpec, field_errors
 from workers.contract import ResumeFrom
 
@@ -60,7 +61,7 @@ def prompt_tokens(given: str, vocab: int) -> list[int]:
 
     Raises ValueError with a message for the user.
     """
-    if vocab <= 256:
+    if vocab <= BYTES:
         return list(given.encode())
     try:
         return [int(part) for part in given.replace(",", " ").split()]

@@ -15,7 +15,7 @@ from dashboard.runs.damaged import Damage, damaged
 from dashboard.runs.models import Checkpoint, Run
 from parallel_core.checkpoint.folder import path_of
 from parallel_core.llama_models import no_llama
-from parallel_core.model_spec import ModelSpec
+from parallel_core.model_spec import BYTES, ModelSpec
 from parallel_core.spec import RunSpec
 from workers.contract import checkpoint_folder
 
@@ -25,8 +25,6 @@ SHARED = "${TRAINYARD_CHECKPOINTS}"
 PROMPT = "import "
 USUAL_NEW = 64
 """Tokens that `generate` makes unless it is told another number."""
-BYTES = 256
-"""The largest vocabulary whose tokens are bytes, so that a prompt can be text."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from django import forms
 from dashboard.fields import Form
 from dashboard.runs import generating
 from parallel_core import limits
+from parallel_core.model_spec import BYTES
 
 MOST_AT_FIRST = 64
 """The form's initial number of tokens to generate; fewer if the model's sequence is short."""
@@ -42,7 +43,7 @@ class TextFields(Form):
     def suit(self, model: Mapping[str, Any]) -> None:
         """Says what a prompt of this model is (a model of a RunSpec), and begins with tokens that leave it room."""
         vocab, seq = model["vocab"], model["seq"]
-        what = "text, read as bytes" if vocab <= 256 else f"numbers of tokens, 0 to {vocab - 1}, with commas"
+        what = "text, read as bytes" if vocab <= BYTES else f"numbers of tokens, 0 to {vocab - 1}, with commas"
         self.fields["prompt"].help_text = f"{what}; with what is generated at most {seq} tokens"
         self.fields["new"].initial = str(max(1, min(MOST_AT_FIRST, seq // 2)))  # the rest is for the prompt
 

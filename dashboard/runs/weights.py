@@ -14,6 +14,7 @@ from dashboard.runs.run_files import Files
 from dashboard.runs.spec_fields import ENTRIES, text_of
 from parallel_core.analysis.quantities import bytes_text, count_text, listed_text
 from parallel_core.checkpoint import llama_weights
+from parallel_core.model_spec import BYTES
 from parallel_core.spec import FILE_CORPORA, RunSpec
 
 FIELD = "train.weights"
@@ -21,8 +22,6 @@ NONE = "Random initial values"
 OTHERS = "These are others than those of this name on {}; rename the folder."
 MOST_NAMED = 5
 """Token files that a sentence names."""
-BYTES = 256
-"""Size of a vocabulary that reads text as bytes."""
 HOW = "A folder of Llama weights lies in a worker's data folder, with config.json and model.safetensors (or its index)."
 
 

@@ -29,6 +29,7 @@ from dashboard.studies.variants import Plan, Variant
 from dashboard.studies.written_fields import Written
 from parallel_core.analysis.quantities import listed_text, seconds_text, step_text
 from parallel_core.generation_request import read_request
+from parallel_core.model_spec import BYTES
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
@@ -92,7 +93,7 @@ class GenerationForm(TextFields, StudyForm):
         self.source = Run.objects.filter(pk=asked).first() if asked is not None else None
         if self.source is not None and generating.able(self.source) and resuming.steps(self.source):
             self.suit(self.source.spec["model"])
-            if self.source.spec["model"]["vocab"] > 256:
+            if self.source.spec["model"]["vocab"] > BYTES:
                 self.fields["prompt"].initial = "0, 1, 2"
 
     @classmethod

@@ -12,6 +12,7 @@ import numpy as np
 from parallel_core.analysis.quantities import seconds_text, significant
 from parallel_core.analysis.stats import LEAST, speedup, summarise
 from parallel_core.layout import Layout
+from parallel_core.model_spec import BYTES
 
 PerToken = Literal["seconds", "collective", "p2p"]
 PER_TOKEN: tuple[PerToken, ...] = ("seconds", "collective", "p2p")
@@ -234,4 +235,4 @@ def timing(told: Sequence[Mapping[str, Any]], prompt: int) -> str:
 
 def text(tokens: Sequence[int], vocab: int) -> str:
     """Tokens as text: bytes for a vocabulary of up to 256, else the token numbers."""
-    return bytes(tokens).decode(errors="replace") if vocab <= 256 else ",".join(map(str, tokens))
+    return bytes(tokens).decode(errors="replace") if vocab <= BYTES else ",".join(map(str, tokens))

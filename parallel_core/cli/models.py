@@ -24,11 +24,9 @@ from parallel_core.generation_request import inference, read_request
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
 from parallel_core.local import LocalRunner
+from parallel_core.model_spec import BYTES
 from parallel_core.observe import host
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
-
-BYTES = 256
-"""Largest vocabulary whose tokens are read as bytes (`analysis.generated.text` writes them so)."""
 
 
 def add(commands: Subparsers) -> None:

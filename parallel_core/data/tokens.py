@@ -7,6 +7,7 @@ import numpy as np
 from parallel_core.data.content import fingerprint
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.held_out import HeldOut, last_sequences
+from parallel_core.model_spec import BYTES
 
 
 class Windows:
@@ -47,4 +48,4 @@ class Tokens(Windows):
         self._vocab = vocab
 
     def ids(self, stored: np.ndarray) -> np.ndarray:
-        return (stored if self._vocab >= 256 else stored % self._vocab).astype(np.int64)
+        return (stored if self._vocab >= BYTES else stored % self._vocab).astype(np.int64)

@@ -27,6 +27,7 @@ from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.engine import storage
 from parallel_core.engine.shares import Box, ComputedShare, Share
 from parallel_core.llama_models import no_llama
+from parallel_core.model_spec import BYTES
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
@@ -35,8 +36,6 @@ TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 PIECE = 64 * 2**20
 """Bytes of a share that are read at a time."""
-BYTES = 256
-"""Size of the vocabulary in which each byte is a token."""
 OWN_TOKENS = "own"
 """Name of the token file in the spec of a model with any other vocabulary: the user has to pack it first."""
 
