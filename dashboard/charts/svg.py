@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from dashboard.charts import svg_marks, svg_traces
 from dashboard.charts.svg_traces import CHARACTER, Axis, Plot, label, text, unmarked
-from dashboard.charts.theme import Figure
+from dashboard.charts.theme import VAR, Figure
 from parallel_core.analysis.quantities import large_text
 
 WIDTH, HALF = 800, 400
@@ -30,7 +30,6 @@ YS = ("y", "y2")
 """Vertical axes that a figure may have."""
 STYLESHEET = Path(__file__).resolve().parent.parent / "static" / "css" / "trainyard.css"
 _COLOUR = re.compile(r"--([\w-]+):\s*light-dark\((#[0-9a-f]{6}),")
-_VAR = re.compile(r"var\(--([\w-]+)\)")
 
 
 @cache
@@ -84,7 +83,7 @@ def hatches() -> SafeString:
 
 
 def _painted(made: str) -> str:
-    return _VAR.sub(lambda found: light().get(found[1], "#000"), made)
+    return VAR.sub(lambda found: light().get(found[1], "#000"), made)
 
 
 def _plot(layout: dict[str, Any], data: list[dict[str, Any]], width: int) -> Plot:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from dashboard.charts.theme import CLEAR
+from dashboard.charts.theme import CLEAR, VAR
 
 IDLE = (
     '<pattern id="hatch-idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -16,7 +15,6 @@ SHAPES = {"/": ("M1 0V6", 2.0), "x": ("M1 0V6M0 1H6", 1.5)}
 width."""
 LINES = ("surface", "ink-2", "phase-idle-line", "accent")
 """Colours of the lines of patterns; any other is drawn as the second."""
-_VAR = re.compile(r"var\(--([\w-]+)\)")
 
 
 def patterns() -> str:
@@ -36,7 +34,7 @@ def pattern(trace: dict[str, Any], i: int) -> str:
     shape = str(each(given.get("shape", ""), i))
     if shape not in SHAPES:
         return ""
-    named = _VAR.fullmatch(str(each(given.get("fgcolor", ""), i)))
+    named = VAR.fullmatch(str(each(given.get("fgcolor", ""), i)))
     return _id(shape, named[1] if named and named[1] in LINES else LINES[1])
 
 

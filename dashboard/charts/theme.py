@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,10 @@ _PHASE_OF = {
     Kind.OPT_STEP: "optimizer",
     **dict.fromkeys(P2P | COLLECTIVES, "communication"),
 }
+
+
+VAR = re.compile(r"var\(--([\w-]+)\)")
+"""What `var` makes; the group is the name."""
 
 
 def var(name: str) -> str:

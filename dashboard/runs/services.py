@@ -92,11 +92,6 @@ def submit(*, owner: Any, also: Also = nothing_else, **request: Unpack[RunReques
     return write_one(prepare(owner=owner, requests=[request]), also)
 
 
-def submit_all(*, owner: Any, requests: Sequence[RunRequest]) -> list[Run]:
-    """Submits several runs, all or none, in one transaction and with as many queries as for one."""
-    return write(prepare(owner=owner, requests=requests))
-
-
 @dataclass(frozen=True)
 class Prepared:
     """Runs that are checked and predicted, and not written yet."""
@@ -108,7 +103,7 @@ class Prepared:
 
 
 def prepare(*, owner: Any, requests: Sequence[RunRequest]) -> Prepared:
-    """The part of `submit_all` that reads, checks and simulates. Raises PermissionDenied or Invalid.
+    """The part of submitting runs, all or none, that reads, checks and simulates. Raises PermissionDenied or Invalid.
 
     It can take seconds, so a caller with a transaction of its own prepares before it: SQLite has one writer at a time.
     """
@@ -121,8 +116,8 @@ def prepare(*, owner: Any, requests: Sequence[RunRequest]) -> Prepared:
 
 @transaction.atomic
 def write(prepared: Prepared) -> list[Run]:
-    """The part of `submit_all` that writes. A study that the runs were prepared with must have been saved by now.
-    Raises Gone if a run from whose checkpoint one is to begin has been deleted since."""
+    """The part that writes, with as many queries as for one run. A study that the runs were prepared with must have
+    been saved by now. Raises Gone if a run from whose checkpoint one is to begin has been deleted since."""
     _hold_sources(prepared.runs)
     runs = Run.objects.bulk_create(prepared.runs)
     Prediction.objects.bulk_create(prepared.predictions)

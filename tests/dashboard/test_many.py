@@ -100,7 +100,7 @@ def test_a_queued_run_costs_its_studys_page_little(member: Client, alice: Any) -
 
     def add(count: int) -> None:
         asked: runs.RunRequest = {"study": study, "spec": factory.spec_of({}), "exclusive": True}
-        runs.submit_all(owner=alice, requests=[asked for _ in range(count)])
+        runs.write(runs.prepare(owner=alice, requests=[asked for _ in range(count)]))
 
     def calls() -> int:
         """Calls of functions to make the page, and to see what of it has changed."""

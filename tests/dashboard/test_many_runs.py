@@ -37,7 +37,7 @@ def queue(alice: Any, count: int, done: int = 3) -> Study:
         {"study": study, "spec": factory.spec_of({}), "exclusive": True, "position": i, "name": f"waits {i}."}
         for i in range(done, count)
     ]
-    runs.submit_all(owner=alice, requests=asked)
+    runs.write(runs.prepare(owner=alice, requests=asked))
     return study
 
 
