@@ -75,6 +75,14 @@ def test_the_legend_is_that_of_the_charts(page: str) -> None:
     assert re.findall(r"^\| ([^|]+?) \|", table, re.MULTILINE)[1:] == [words for _, words in LEGEND]
 
 
+def test_the_map_of_the_source_has_every_package() -> None:
+    tree = README[README.index("\nparallel_core/   ") : README.index("\ntests/  ")]
+    engine, _, rest = tree.partition("\nworkers/")
+    for top, part in (("parallel_core", engine), ("dashboard", rest.partition("\ndashboard/")[2])):
+        packages = {path.parent.name for path in (ROOT / top).glob("*/__init__.py")}
+        assert len(packages) > 10 and packages <= set(re.findall(r"\w+", part)), top
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_lead_to_files_and_headings_that_are_there(path: Path) -> None:
     for link in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", PAGES[path]):
