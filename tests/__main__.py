@@ -87,8 +87,8 @@ def lint() -> list[Step]:
 def suite(wanted: str, full: bool = False) -> list[Step]:
     """mypy, and the parts into which the tests that `wanted` selects are split. The longest begin first, so that the
     workers of the pool finish at about the same time; last come three that compute, as the short ones, which mostly
-    wait for processes, would leave the cores idle. With `full`, the pairs of features are a part of their own: of all
-    parts, they then take longest.
+    wait for processes, would leave the cores idle. With `full`, the pairs of features are a part of their own, and they
+    and the kills and PostgreSQL, where all pages are tested again, then take longest.
     """
 
     def part(title: str, paths: Sequence[str]) -> Step:
@@ -96,12 +96,13 @@ def suite(wanted: str, full: bool = False) -> list[Step]:
 
     elsewhere = [f"--ignore={path}" for path in (ENGINE, PAGES, WORKERS, BROWSER, *KILLS)]
     engine, pages = [path for path in files(ENGINE) if not full or path != PAIRS], files(PAGES)
+    kills = part("kills and PostgreSQL", KILLS)
     return [
-        *([part("pairs of features", [PAIRS])] if full else []),
+        *([part("pairs of features", [PAIRS]), kills] if full else []),
         part("more of the engine", engine[1::2]),
         part("browser", [BROWSER]),
         part("the engine", engine[::2]),
-        part("kills and PostgreSQL", KILLS),
+        *([] if full else [kills]),
         part("more pages", pages[1::3]),
         part("the others", elsewhere),
         part("workers", files(WORKERS)),
