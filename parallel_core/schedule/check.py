@@ -70,12 +70,12 @@ def _once_on(schedule: Schedule, stage: int, rank: int, wanted: Collection[int])
         seen = state[op.micro_batch]
         if op.micro_batch not in wanted:
             raise ScheduleError(f"{op} is not a micro-batch of this replica.", schedule, rank, i)
-        if (
-            op.kind in seen
-            or (op.kind in (Kind.B, Kind.W) and Kind.BW in seen)
-            or (op.kind is Kind.BW and Kind.B in seen)
-        ):
+        if op.kind in seen:
             raise ScheduleError(f"{op} happens twice.", schedule, rank, i)
+        if Kind.BW in {op.kind, *seen} and {Kind.B, Kind.W} & {op.kind, *seen}:
+            whole, *parts = (f"{stage}{kind.name}{op.micro_batch}" for kind in (Kind.BW, Kind.B, Kind.W))
+            why = f"{whole} is the whole backward; write it alone, or {parts[0]} and {parts[1]} instead."
+            raise ScheduleError(why, schedule, rank, i)
         if op.kind is not Kind.F and Kind.F not in seen:
             why = "comes before its forward" if op.micro_batch in forwards else "has no forward"
             raise ScheduleError(f"{op} {why}.", schedule, rank, i)
@@ -87,7 +87,8 @@ def _once_on(schedule: Schedule, stage: int, rank: int, wanted: Collection[int])
         if Kind.F not in seen:
             raise ScheduleError(f"{stage}F{micro_batch} is missing.", schedule, rank, len(program))
         if Kind.BW not in seen and not {Kind.B, Kind.W} <= seen:
-            raise ScheduleError(f"{stage}BW{micro_batch} is missing.", schedule, rank, len(program))
+            missing = Kind.W if Kind.B in seen else Kind.BW
+            raise ScheduleError(f"{stage}{missing.name}{micro_batch} is missing.", schedule, rank, len(program))
 
 
 def _fed(schedule: Schedule) -> None:

@@ -9,7 +9,7 @@ from parallel_core.schedule.check import ScheduleError, check
 from parallel_core.schedule.ir import Kind, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
-from parallel_core.schedule.table import TableError, from_csv, from_json, is_json
+from parallel_core.schedule.table import TableError, from_csv, from_json, in_csv_spelling, is_json
 from parallel_core.schedule.traits import CUSTOM
 
 EXAMPLE = "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"
@@ -33,7 +33,11 @@ def read(program: str) -> Schedule:
 def _read(program: str) -> Schedule | TableError | ScheduleError:
     try:
         return _checked(program)
-    except (TableError, ScheduleError) as error:
+    except ScheduleError as error:
+        if not is_json(program):
+            error.spell(in_csv_spelling)
+        return error
+    except TableError as error:
         return error
 
 

@@ -21,6 +21,7 @@ from parallel_core.schedule.traits import Sync
 _THEIRS = {Kind.F: "F", Kind.BW: "B", Kind.B: "I", Kind.W: "W"}
 _OURS = {text: kind for kind, text in _THEIRS.items()}
 _CELL = re.compile(r"(\d{1,6})([FBIW])(\d{1,6})")
+_OWN_CELL = re.compile(r"(?<!\w)(\d+)(BW|B)(\d+)(?!\w)")
 _PAIR = re.compile(r"\((\d{1,6})F(\d{1,6});(\d{1,6})B(\d{1,6})\)OVERLAP_F_B")
 _FIELDS = ("kind", "stage", "micro_batch", "replica", "version", "peer")
 
@@ -43,8 +44,9 @@ def to_csv(schedule: Schedule) -> str:
 
 def from_csv(text: str, name: str = "custom") -> Schedule:
     """The compute-only schedule of one replica in torch's format. Raises TableError; `check` validates the rest."""
-    try:  # any system's line endings
-        rows = [row for row in csv.reader(io.StringIO(text, newline=None)) if any(cell.strip() for cell in row)]
+    try:  # any system's line endings, and a byte order mark as some editors write it
+        lines = io.StringIO(text.removeprefix("\ufeff"), newline=None)
+        rows = [row for row in csv.reader(lines) if any(cell.strip() for cell in row)]
     except csv.Error as error:
         raise TableError(f"the program is no CSV: {error}.") from error
     if not rows:
@@ -197,6 +199,11 @@ def _spell(op: Op, replicas: int) -> str:
     if op.kind is Kind.PAIR:
         return f"({';'.join(_spell(part, replicas) for part in op.parts())})OVERLAP_F_B"
     return f"{op.stage}{_THEIRS[op.kind]}{op.micro_batch // replicas}"
+
+
+def in_csv_spelling(text: str) -> str:
+    """A text that has operations as `str(Op)` writes them, with those of the CSV: `0B1` for `0BW1`, `0I1` for `0B1`."""
+    return _OWN_CELL.sub(lambda cell: f"{cell[1]}{_THEIRS[Kind[cell[2]]]}{cell[3]}", text)
 
 
 def _parse(cell: str, rank: int, column: int) -> Op:

@@ -176,7 +176,22 @@ def test_places_are_those_of_the_program() -> None:
         (GPIPE.replace("0B1", "0X1"), {}, "parallel.program", "Cell 4 of rank 0's row: '0X1' is no operation"),
         (GPIPE + "2F0,2F1,2B0,2B1,3F0\n", {"pp": 3}, "parallel.program", "Row 0 holds 1 stages, row 2 holds 2"),
         ("0F0,1F0,1B0,0B0", {"pp": 1, "micro_batches": 1}, "parallel.program", "A program of one row holds one stage"),
-        ("0F0,0B0\n1B0,1F0\n", {"micro_batches": 1}, "parallel.program", "1BW0 comes before its forward."),
+        ("0F0,0B0\n1B0,1F0\n", {"micro_batches": 1}, "parallel.program", "1B0 comes before its forward."),
+        ("0F0,0B0\n1I0,1F0,1W0\n", {"micro_batches": 1}, "parallel.program", "1I0 comes before its forward."),
+        ("0F0,0I0\n1F0,1B0\n", {"micro_batches": 1}, "parallel.program", "0W0 is missing."),
+        ("0F0\n1F0,1B0\n", {"micro_batches": 1}, "parallel.program", "0B0 is missing."),
+        (
+            "0F0,0B0,0W0\n1F0,1B0\n",
+            {"micro_batches": 1},
+            "parallel.program",
+            "0B0 is the whole backward; write it alone, or 0I0 and 0W0 instead.\n",
+        ),
+        (
+            '[[["F", 0, 0], ["B", 0, 0], ["BW", 0, 0]], [["F", 1, 0], ["BW", 1, 0]]]',
+            {"micro_batches": 1},
+            "parallel.program",
+            "0BW0 is the whole backward; write it alone, or 0B0 and 0W0 instead.\n",
+        ),
         ("0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n", {}, "parallel.program", "sends and receives differ in order."),
     ],
 )
@@ -188,6 +203,21 @@ def test_a_program_is_proven_when_a_spec_is_validated(
     errors = field_errors(caught.value)
     assert list(errors) == [field]
     assert message in errors[field]
+
+
+def test_a_refusal_spells_a_csv_as_it_is_written() -> None:
+    """The engine's BW is B in a CSV, its B is I."""
+    with pytest.raises(ValidationError) as caught:
+        custom("0F0,0I0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
+    rows = field_errors(caught.value)["parallel.program"].splitlines()[2:]
+    assert rows == [
+        "rank 0 | 0I0         0F1        0SEND_ACT1 0RECV_GRAD1 0B1         0OPT_STEP >missing<",
+        "rank 1 | 1SEND_GRAD0 1RECV_ACT1 1F1        1B1         1SEND_GRAD1 1OPT_STEP",
+    ]
+
+
+def test_a_csv_may_begin_with_a_byte_order_mark() -> None:
+    assert from_csv(f"\ufeff{GPIPE}") == from_csv(GPIPE)
 
 
 def test_a_program_that_would_hang_is_refused_with_its_grid() -> None:
