@@ -14,7 +14,7 @@ from dashboard.charts import serving as serving_chart
 from dashboard.fields import Number, WholeNumber
 from dashboard.plans.forms import SetupForm
 from dashboard.plans.views import answered, framed
-from parallel_core.analysis.quantities import bytes_text, large_text, percent_text, seconds_text
+from parallel_core.analysis.quantities import bytes_beside, bytes_text, large_text, percent_text, seconds_text
 from parallel_core.plan.cluster.inference import MOST_TOKENS, Ask, Served, cache_bytes, serve
 
 LISTED = 12
@@ -96,7 +96,7 @@ def _none_fits(made: Served) -> str:
     least = int((made.weights + made.cache).argmin())
     what = "the weights alone take" if weights > room else "weights and cache take at least"
     taken = weights if weights > room else float(made.weights[least] + made.cache[least])
-    return f"0 ways fit: {what} {bytes_text(taken)} of {bytes_text(room)} a device."
+    return f"0 ways fit: {what} {bytes_beside(taken, room)} of {bytes_beside(room, taken)} a device."
 
 
 def rows(made: Served, best: int | None) -> list[Row]:

@@ -12,7 +12,7 @@ from dashboard.runs.fleet_checks import FleetCheck, fleet_check, with_need
 from dashboard.runs.run_files import Files
 from dashboard.runs.weights import weights_errors
 from dashboard.studies.variants import Plan, Skipped, Variant
-from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.quantities import bytes_beside
 from parallel_core.plan.generation import worst_place
 from parallel_core.plan.memory import counted, fullest
 from parallel_core.plan.room import Room, room_of
@@ -101,4 +101,5 @@ def _too_large(variant: Variant, room: Room) -> str:
     worst = worst_place(spec, task) if task else fullest(spec)
     if worst.total <= room.usable:
         return ""
-    return f"needs {bytes_text(worst.total)} on rank {worst.rank}; there is room for {bytes_text(room.usable)}."
+    needs, has = bytes_beside(worst.total, room.usable), bytes_beside(room.usable, worst.total)
+    return f"needs {needs} on rank {worst.rank}; there is room for {has}."

@@ -17,7 +17,7 @@ from dashboard.studies.axes import Axes
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core import limits
-from parallel_core.analysis.quantities import bytes_text, plural_text, ratio_text, short_text
+from parallel_core.analysis.quantities import bytes_beside, bytes_text, plural_text, ratio_text, short_text
 from parallel_core.plan import strategy as naming
 from parallel_core.plan.capacity import least_layers, walked_in_search
 from parallel_core.plan.largest import Search, search_for, trial
@@ -69,10 +69,9 @@ def _first(variant: Variant, limit: int, cap: int | None) -> Variant | Skipped:
     layers = search.following or search.least
     if not search.guess:
         least = variant.spec.model_copy(update={"model": variant.spec.model.model_copy(update={"layers": layers})})
-        needs = bytes_text(worst_stage(least).total)
-        return Skipped(
-            variant.name, f"needs {needs} with {layers_text(layers)}; there is room for {bytes_text(limit)}."
-        )
+        total = worst_stage(least).total
+        needs, room = bytes_beside(total, limit), bytes_beside(limit, total)
+        return Skipped(variant.name, f"needs {needs} with {layers_text(layers)}; there is room for {room}.")
     try:
         return Variant(run_name(variant.name, layers), trial(variant.spec, layers, cap))
     except ValidationError as error:

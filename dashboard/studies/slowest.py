@@ -9,7 +9,14 @@ from dashboard.studies import streams
 from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
 from dashboard.studies.streams import Race
-from parallel_core.analysis.quantities import bytes_text, count_text, listed_text, loss_text, seconds_text, significant
+from parallel_core.analysis.quantities import (
+    bytes_beside,
+    count_text,
+    listed_text,
+    loss_text,
+    seconds_text,
+    significant,
+)
 from parallel_core.analysis.stats import speedup
 from parallel_core.plan.traffic import most_sent
 
@@ -83,7 +90,9 @@ def _lower(slow: Row, fast: Row) -> str:
 
 def _lighter(slow: Row, fast: Row) -> str:
     a, b = _peak(slow), _peak(fast)
-    return f"takes {bytes_text(a)} instead of {bytes_text(b)} on its worst rank" if a and b and a < b else ""
+    if not a or not b or a >= b:
+        return ""
+    return f"takes {bytes_beside(a, b)} instead of {bytes_beside(b, a)} on its worst rank"
 
 
 def _deeper(slow: Row, fast: Row) -> str:
@@ -95,7 +104,7 @@ def _quieter(slow: Row, fast: Row) -> str:
     a, b = most_sent(slow.spec), most_sent(fast.spec)
     if a >= b:
         return ""
-    return f"sends {bytes_text(a)} a step from a device instead of {bytes_text(b)}" if a else "sends nothing"
+    return f"sends {bytes_beside(a, b)} a step from a device instead of {bytes_beside(b, a)}" if a else "sends nothing"
 
 
 def _sooner(slow: Row, fast: Row, race: Race | None) -> str:

@@ -20,7 +20,7 @@ from dashboard.studies.entries import taken_of
 from dashboard.studies.losses import Points, losses_of, series_of
 from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
-from parallel_core.analysis.quantities import bytes_text, percent_text, plural_text, significant
+from parallel_core.analysis.quantities import bytes_beside, bytes_text, percent_text, plural_text, significant
 from parallel_core.analysis.target import least, reached, window
 from parallel_core.analysis.versions import Use, uses
 from parallel_core.schedule import build
@@ -145,7 +145,8 @@ def _stash_alone(streams: Sequence[Row], raced: Race) -> list[Answer]:
             continue
         detail = f"to loss {significant(raced.goal, 4)}: {row.entry.label}; {other.entry.label} needs {steps[1]}."
         if _memory(row) and _memory(other):
-            detail += f" Worst rank: {bytes_text(_memory(row))} instead of {bytes_text(_memory(other))}."
+            stashed, plain_one = _memory(row), _memory(other)
+            detail += f" Worst rank: {bytes_beside(stashed, plain_one)} instead of {bytes_beside(plain_one, stashed)}."
         return [Answer("Stashing alone", plural_text(steps[0] or 0, "step"), detail, "target")]
     return []
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.alpa.costs import LayerCosts, Measured
 from parallel_core.plan.alpa.inter import SEARCH_S, Mesh, Plan, Search
-from parallel_core.plan.alpa.plans import OPTIMUM, OVERSIZE, Named, summary, with_alternatives
+from parallel_core.plan.alpa.plans import OPTIMUM, OVERSIZE, Named, memory_beside, summary, with_alternatives
 from parallel_core.plan.pipedream import Form
 from parallel_core.profile.table import CostTable
 from parallel_core.searches import ProgressCallback, Value, silent
@@ -109,8 +108,7 @@ def _first(found: Sequence[Named], search: Search) -> Plan:
     oversize = next((named.plan for named in found if named.name == OVERSIZE), None)
     best = found[0].plan or (None if search.finished else oversize)
     if best is None and oversize is not None:
-        needs = f"{bytes_text(oversize.memory)} of {bytes_text(search.mesh.memory)}"
-        raise ValueError(f"No plan fits: the fastest needs {needs} a device.")
+        raise ValueError(f"No plan fits: the fastest needs {memory_beside(oversize, search)} a device.")
     if best is None:
         raise ValueError(f"{search.mesh.devices} devices cannot share out these micro-batches.")
     return best

@@ -69,6 +69,25 @@ def test_layers_that_a_tensor_group_cannot_share_are_refused() -> None:
         assert reason in judged.reasons and words in judged.sentences, judged.sentences
 
 
+def test_what_hardly_does_not_fit_is_told_in_digits_that_differ() -> None:
+    """10.13 GiB on a device with 10.08 GiB for a plan: to two digits both are 10 GiB, and it is refused."""
+    job, plan = Job(presets()["gpt-125m"], 64), Plan(micro_batch=8)
+    whole = replace(SELENE, devices=1, per_host=1)
+    peak = verdict.judge(job, whole, plan).peak
+    tight = replace(whole, device=replace(whole.device, memory=whole.reserved + 0.995 * peak))
+    judged = verdict.judge(job, tight, plan, suggest=False)
+    assert Reason.MEMORY in judged.reasons
+    said = judged.room.replace(" of ", " "), judged.sentences[0].replace(" on every rank, of", "")
+    for needs, has in ([word for word in text.split() if word[0].isdigit()][:2] for text in said):
+        assert float(needs) > float(has), (judged.room, judged.sentences)
+    alone = search.Space(recompute=("none",), most_micro_batch=1, offload=(False,))
+    least = float(search.search(job, whole, alone).peak[0])
+    less = replace(whole, device=replace(whole.device, memory=whole.reserved + 0.995 * least))
+    text = verdict.none_fits(job, less, search.search(job, less, alone))
+    room, smallest = (float(part.split()[0]) for part in (text.split("into ")[1], text.split("needs ")[1]))
+    assert smallest > room, text
+
+
 def test_a_host_too_small_for_the_offloaded_state_is_told() -> None:
     tiny = replace(SELENE, host_memory=64 * GIB)
     judged = verdict.judge(GPT3, tiny, Plan(16, 8, 8, offload=True, sequence_parallel=True), suggest=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.quantities import bytes_beside, bytes_text
 from parallel_core.outline.recompute import recompute_fields
 from parallel_core.outline.splits import IN_WORDS, Cut, cut_fields
 from parallel_core.plan.alpa.costs import CUTS, LayerCosts, uniform
@@ -183,4 +183,10 @@ def _priced(search: Search, name: str, cuts: Sequence[int], shapes: Sequence[tup
 
 def _too_large(search: Search, plan: Plan) -> str:
     """How much the fullest stage of a plan without a limit needs, as a sentence."""
-    return f"It needs {bytes_text(plan.memory)} of {bytes_text(search.mesh.memory)} a device."
+    return f"It needs {memory_beside(plan, search)} a device."
+
+
+def memory_beside(plan: Plan, search: Search) -> str:
+    """The fullest stage of a plan and a device's memory, in as many digits as they differ in: `5.2 GiB of 4 GiB`."""
+    needs, has = plan.memory, search.mesh.memory
+    return f"{bytes_beside(needs, has)} of {bytes_beside(has, needs)}"

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallel_core.analysis.names import CATEGORY_NAMES
-from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, plural_text, rate_text, seconds_text
+from parallel_core.analysis.quantities import (
+    bytes_beside,
+    bytes_text,
+    count_text,
+    percent_text,
+    plural_text,
+    rate_text,
+    seconds_text,
+)
 from parallel_core.plan.cluster import memory, rules, step
 from parallel_core.plan.cluster.changes import Change, cheapest
 from parallel_core.plan.cluster.hardware import Cluster
@@ -52,9 +60,9 @@ class Judged:
     @property
     def room(self) -> str:
         """Peak and capacity: `31 of 38 GiB`."""
-        have = bytes_text(self.capacity)
+        have = bytes_beside(self.capacity, self.peak)
         number, unit = have.split(" ")
-        mine = bytes_text(self.peak)
+        mine = bytes_beside(self.peak, self.capacity)
         return f"{mine.split(' ')[0]} of {number} {unit}" if mine.endswith(unit) else f"{mine} of {have}"
 
 
@@ -97,24 +105,28 @@ def _sentences(job: Job, cluster: Cluster, plan: Plan, reasons: Reason, found: M
 
 def _host_text(cluster: Cluster, host: float, beside: int) -> str:
     """What a host needs for the optimizers of `beside` ranks with `host` bytes each, and what it has."""
-    has = bytes_text(cluster.host_memory)
-    return f"{bytes_text(host * beside)} for the optimizer of {plural_text(beside, 'rank')}; it has {has}"
+    needs, has = host * beside, cluster.host_memory
+    text = f"{bytes_beside(needs, has)} for the optimizer of {plural_text(beside, 'rank')}"
+    return f"{text}; it has {bytes_beside(has, needs)}"
 
 
 def none_fits(job: Job, cluster: Cluster, found: SearchResult) -> str:
     """Where no plan of a search fits: by how much the smallest exceeds the device, or, of plans that fit the device,
     what their optimizer needs on the host."""
-    tried, capacity = f"0 of {count_text(found.too_large)} plans fit", bytes_text(cluster.capacity)
+    tried, capacity = f"0 of {count_text(found.too_large)} plans fit", cluster.capacity
     offloaded = np.flatnonzero(found.codes == Reason.HOST)
     if len(offloaded):
         plans = found.plans.take(offloaded)
         host, beside = memory.of(job, plans).host, rules.beside(cluster, plans.devices)
         least = int(np.argmin(host * beside))
-        few = f"{count_text(len(offloaded))} fit{'s' * (len(offloaded) == 1)} into {capacity} a device"
+        few = f"{count_text(len(offloaded))} fit{'s' * (len(offloaded) == 1)} into {bytes_text(capacity)} a device"
         return f"{tried}: {few}, but the host needs {_host_text(cluster, float(host[least]), int(beside[least]))}."
     large = found.peak[(found.codes & Reason.MEMORY) != 0]
-    needs = f"; the smallest plan needs {bytes_text(float(large.min()))}" if len(large) else ""
-    return f"{tried} into {capacity} a device{needs}."
+    if not len(large):
+        return f"{tried} into {bytes_text(capacity)} a device."
+    smallest = float(large.min())
+    needs = bytes_beside(smallest, capacity)
+    return f"{tried} into {bytes_beside(capacity, smallest)} a device; the smallest plan needs {needs}."
 
 
 def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
@@ -166,9 +178,10 @@ def _too_large(job: Job, cluster: Cluster, plan: Plan, found: Memory) -> str:
         return f"{where[0].upper()}{where[1:]} {keep} its state, {bytes_text(state)}; more replicas do not help."
     parts = found.parts(0)
     largest = max(parts, key=lambda part: parts[part])
-    share = percent_text(parts[largest] / float(found.peak[0]))
+    peak, capacity = float(found.peak[0]), cluster.capacity
+    share = percent_text(parts[largest] / peak)
     verb = "is" if largest == "optimizer" else "are"
-    text = f"{bytes_text(float(found.peak[0]))} on {where}, of {bytes_text(cluster.capacity)}; "
+    text = f"{bytes_beside(peak, capacity)} on {where}, of {bytes_beside(capacity, peak)}; "
     text += f"{CATEGORY_NAMES[largest]} {verb} {share}"
     return f"{text}." if float(left.peak[0]) <= cluster.capacity else f"{text}; more replicas do not help."
 
