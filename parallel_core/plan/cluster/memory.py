@@ -29,8 +29,8 @@ PARTS = ("params", "grads", "optimizer", "activations", "buffers")
 class Memory:
     """Bytes of the worst rank at its peak, by part; `place`: FIRST, SECOND or LAST, whichever that is.
 
-    `activations` are kept from forward to backward, `buffers` exist during one layer's backward or hold a gathered
-    layer.
+    `activations` are kept from forward to backward, `buffers` exist during one layer's backward or hold what ZeRO has
+    of it unsharded.
     """
 
     params: Floats
@@ -142,14 +142,14 @@ def _rank(job: Job, plans: Plans, place: int) -> Memory:
     w, g, o = (plans.bytes_each(part) for part in ("weights", "gradients", "optimizer"))
     over = [np.where(plans.zero >= stage, plans.dp, 1.0) for stage in (3, 2, 1)]
     optimizer = learning * o / over[2]
-    kept, passing = _activations(job, plans, place)
-    passing = passing + np.where((plans.zero >= 3) & (plans.dp > 1), _gathered(job, plans, w, g), 0.0)
+    kept, rebuilt, gradients = _activations(job, plans, place)
+    layer, head = _unsharded(job, plans, place)
     return Memory(
         count * w / over[0] * _versions(job, plans, place),
         learning * g / over[1],
         np.where(plans.offload, 0.0, optimizer),
         kept,
-        passing,
+        gradients + np.maximum(rebuilt + layer, head),
         np.where(plans.offload, optimizer, 0.0),
         np.full(len(plans), place),
     )
@@ -163,15 +163,15 @@ def _versions(job: Job, plans: Plans, place: int) -> Floats:
     return np.where(plans.pp == 1, 1.0, kept)
 
 
-def _activations(job: Job, plans: Plans, place: int) -> tuple[Floats, Floats]:
-    """Bytes (kept from forward to backward, additional during one layer's backward)."""
+def _activations(job: Job, plans: Plans, place: int) -> tuple[Floats, Floats, Floats]:
+    """Bytes (kept from forward to backward, rebuilt for one layer's backward, gradients of its input and output)."""
     layer, (front, back) = activations.of_layer(job, plans), ends(plans, place)
     flight = activations.in_flight(job, plans, place)
     kept = _layers_in_flight(job, plans, place, flight) * layer.kept
     kept = kept + np.where(front, flight, 0) * activations.of_embedding(job, plans)
     kept = kept + np.where(back, _of_head(job, plans, flight), 0.0)
     gradient = job.model.seq * plans.micro_batch * job.model.hidden * plans.element
-    return kept, layer.rebuilt + 2 * gradient
+    return kept, layer.rebuilt, 2 * gradient
 
 
 def _layers_in_flight(job: Job, plans: Plans, place: int, flight: Floats) -> Floats:
@@ -190,6 +190,11 @@ def _of_head(job: Job, plans: Plans, flight: Floats) -> Floats:
     return np.where(plans.schedule == GPIPE, flight, 1.0) * activations.of_head(job, plans) + late
 
 
-def _gathered(job: Job, plans: Plans, weights: Floats, gradients: Floats) -> Floats:
-    """ZeRO-3: bytes of two layers' gathered weights (current and next) and one layer's unsharded gradients."""
-    return (job.model.layer_matrices + job.model.layer_vectors) / plans.tp * (2 * weights + gradients)
+def _unsharded(job: Job, plans: Plans, place: int) -> tuple[Floats, Floats]:
+    """Bytes that a rank has unsharded while (a layer, its output layer) runs backward: with ZeRO-2 and 3 its gradients,
+    until they are scattered; with ZeRO-3 also its gathered weights, and those of the layer that runs next."""
+    parts = ((3, "weights"), (2, "sent"))
+    w, g = (np.where((plans.zero >= least) & (plans.dp > 1), plans.bytes_each(part), 0.0) for least, part in parts)
+    layer = (job.model.layer_matrices + job.model.layer_vectors) / plans.tp
+    head = job.model.embedding / plans.tp * (w + (0.0 if job.adapters else g)) + layer * w
+    return layer * (2 * w + job.trained * g), np.where(ends(plans, place)[1], head, 0.0)
