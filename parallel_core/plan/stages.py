@@ -95,12 +95,23 @@ def cut_chain(
         raise ValueError(f"cuts must rise strictly within 1 .. {len(layers) - 1}; got {', '.join(map(str, cuts))}.")
     if len(replicas) != len(edges) - 1 or min(replicas) < 1:
         raise ValueError(f"{len(edges) - 1} stages need as many numbers of replicas, each at least 1.")
-    return CutChain(
-        tuple(_stage(layers, a, b, m, bandwidth, form) for (a, b), m in zip(pairwise(edges), replicas, strict=True))
-    )
+    shares = _shares(replicas, form)
+    stages = zip(pairwise(edges), replicas, shares, strict=True)
+    return CutChain(tuple(_stage(layers, a, b, m, bandwidth, form, share) for (a, b), m, share in stages))
 
 
-def _stage(layers: Sequence[GraphLayer], first: int, stop: int, m: int, bandwidth: float, form: Form) -> CutStage:
+def _shares(replicas: Sequence[int], form: Form) -> list[int]:
+    """Over how many links the message after each stage is divided. In the released tool over the workers of the next
+    stage, or over those of its own if these are fewer; of the first stage these do not count."""
+    if form == "paper":
+        return [1] * len(replicas)
+    following = [*replicas[1:], replicas[-1]]
+    return [following[0], *map(min, replicas[1:], following[1:])]
+
+
+def _stage(
+    layers: Sequence[GraphLayer], first: int, stop: int, m: int, bandwidth: float, form: Form, share: int
+) -> CutStage:
     own = layers[first:stop]
     compute, parameters = sum(layer.compute for layer in own), sum(layer.parameters for layer in own)
     if form == "paper":
@@ -108,7 +119,7 @@ def _stage(layers: Sequence[GraphLayer], first: int, stop: int, m: int, bandwidt
     else:
         seconds = (compute + 4 * (m - 1) * parameters / (bandwidth * m)) / m
     sent = 0.0 if stop == len(layers) else own[-1].activation
-    message = 2 * sent / (bandwidth * (m if form == "released" else 1))
+    message = 2 * sent / (bandwidth * share)
     return CutStage(first, stop, m, compute, seconds, sent, message, parameters)
 
 
