@@ -94,11 +94,11 @@ def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer
     for done, named in enumerate(shown):
         on_progress(told + done, told + len(shown))
         rows.append(_row(named, question.table))
-    able = next((named.plan for named in found if named.spec is not None and named.plan is not None), None)
+    able = (named.plan.seconds for named in found if named.spec is not None and named.plan is not None)
     return Answer(
         rows=tuple(rows),
         stages=tuple(summary(best, costs.units)),
-        runnable=able.seconds if able else None,
+        runnable=min(able, default=None),
         unfinished="" if search.finished else next(named.why_not for named in found if named.name == OPTIMUM),
     )
 

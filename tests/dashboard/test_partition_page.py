@@ -94,6 +94,22 @@ def test_alpas_sentence_claims_no_more_than_was_searched(
     assert part.sentence() == told
 
 
+def test_a_plan_of_others_may_be_faster_than_alpas_optimum(profile: Profile) -> None:
+    """Of a model with more layers than Alpa's search has groups, or where a stage has three devices."""
+    part, names = Part(profile, 4, 2, "paper", None), (OPTIMUM, OVERSIZE, "PipeDream's optimum")
+    plans = [{"name": name, "meshes": [[i + 1, 1]], "memory": 1e6} for i, name in enumerate(names)]
+    rows = [{**plan, "seconds": seconds} for plan, seconds in zip(plans, (0.51, 0.4, 0.5), strict=True)]
+    rows[2]["spec"] = {}
+    part.found = Answer.model_validate({"rows": rows, "stages": [], "runnable": 0.5})
+    assert part.sentence() == (
+        f"{LEAST} of any plan that fits by PipeDream's optimum: 3 × 1. It can run. Alpa's optimum takes 2 % longer: "
+        "it cuts between 24 groups of layers at most, over 1, 2, 4 … devices a stage."
+    )
+    rows[2]["seconds"] = 0.5098  # both are 510 ms in the table
+    part.found = Answer.model_validate({"rows": rows, "stages": [], "runnable": 0.5098})
+    assert part.sentence().startswith("510 ms a step is the least of any plan that fits: 1 × 1.")
+
+
 def test_without_a_known_memory_alpas_sentence_has_no_limit(profile: Profile) -> None:
     profile.worker.devices = []
     part = Part(profile, 4, 2, "paper", None)

@@ -29,7 +29,7 @@ from parallel_core.searches import partition as partition_kind
 from parallel_core.searches import splits as splits_kind
 from parallel_core.searches.__main__ import work
 from parallel_core.spec import ModelSpec, RunSpec
-from tests.parallel_core.tables import table
+from tests.parallel_core.tables import curve, table
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
 SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
@@ -82,6 +82,17 @@ def test_alpas_answer_can_be_told_in_full() -> None:
     runs = [row for row in found.rows if row.spec]
     assert runs and all(RunSpec.model_validate(row.spec).parallel.world <= 2 for row in runs)
     assert {row.simulated is None for row in runs} == {False}
+
+
+def test_the_best_plan_that_can_run_may_be_of_others() -> None:
+    """50 layers are cut between 24 groups of them, by PipeDream's programme anywhere."""
+    deep = SPEC.model_copy(update={"model": ModelSpec(layers=24, hidden=64, heads=4, seq=32, vocab=512)})
+    links = [{"what": what, "ranks": 2, "time": curve(1e-4, 2e-7)} for what in ("all_reduce", "all_gather", "send")]
+    costs = table(deep.model, tps=(1,), links=links).dump()
+    question = {"spec": deep.model_dump(mode="json"), "table": costs, "samples": 4, "devices": 2}
+    found = alpa.Answer.model_validate(said("alpa", question)[-1]["answer"])
+    runs = {row.name: row.seconds or 0.0 for row in found.rows if row.spec}
+    assert found.runnable == min(runs.values()) == runs["PipeDream's optimum"] < (found.rows[0].seconds or 0.0)
 
 
 def test_no_plan_of_alpa_exceeds_the_memory_and_those_that_would_say_so() -> None:
