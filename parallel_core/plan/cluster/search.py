@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
@@ -10,6 +10,7 @@ from time import process_time
 
 import numpy as np
 
+from parallel_core.analysis.pareto import pareto_front
 from parallel_core.plan.cluster import memory, rules, step
 from parallel_core.plan.cluster.device_counts import fewer
 from parallel_core.plan.cluster.hardware import Cluster
@@ -232,15 +233,6 @@ def schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
     return made
 
 
-def pareto(found: SearchResult, places: Sequence[int] | None = None) -> list[int]:
-    """Indices of trainable plans that no other beats in time, memory and devices together, fastest first."""
-    chosen = found.order if places is None else np.asarray(places, np.int64)
-    devices = found.plans.devices
-    best: list[int] = []
-    fronts: list[tuple[float, float]] = []
-    for i in chosen.tolist():
-        mine = (float(found.peak[i]), float(devices[i]))
-        if not any(peak <= mine[0] and count <= mine[1] for peak, count in fronts):
-            best.append(i)
-            fronts.append(mine)
-    return best
+def pareto(found: SearchResult) -> list[int]:
+    """Indices of trainable plans that no other beats in both time and memory, fastest first."""
+    return pareto_front(found.order.tolist(), lambda i: (float(found.seconds[i]), float(found.peak[i])))
