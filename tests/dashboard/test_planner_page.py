@@ -217,8 +217,10 @@ def test_a_best_plan_on_fewer_devices_is_named_so_and_drawn_once(reader: Client)
 
 
 def test_what_cannot_be_cut_is_not_said_to_be_too_large(reader: Client) -> None:
-    verdict = " ".join(reader.get(PAGE, {"model": "gpt-125m", "batch": "1"}).context["verdict"])
+    verdict = " ".join(reader.get(PAGE, {"model": "gpt-1t", "devices": "88", "batch": "1"}).context["verdict"])
     assert "No plan cuts" in verdict and "GiB" not in verdict
+    few = reader.get(PAGE, {"model": "gpt-125m", "batch": "1"}).context["ranked"][0].label
+    assert re.search(r", on \d of 1024 devices$", few), "a few devices can share its layers and heads"
     small = " ".join(reader.get(PAGE, {"model": "gpt-200b", "devices": "8"}).context["verdict"])
     assert "the smallest plan needs" in small
 

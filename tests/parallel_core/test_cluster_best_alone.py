@@ -83,3 +83,12 @@ def test_where_no_width_fits_the_one_with_least_memory_is_shown() -> None:
     assert not any(judged.fits for judged in found.values())
     assert found["ZeRO"].plan == Plan(dp=8, zero=3, recompute="full")
     assert found["TP"].plan == Plan(tp=8, sequence_parallel=True, recompute="full")
+
+
+def test_a_pure_strategy_that_is_faster_than_the_best_combination_says_so() -> None:
+    job = Job(presets()["gpt-1.3b"], 512)
+    dp = next(one.judged for one in pure_strategies(job, EIGHT, None, 18, "16-bit") if one.word == "DP")
+    assert dp.seconds is not None
+    for together, words in ((dp.seconds * 1.1, "0.91x the time of the best"), (dp.seconds, "As fast as any")):
+        found = {one.word: one.sentence for one in pure_strategies(job, EIGHT, together, 18, "16-bit")}
+        assert words in found["DP"]

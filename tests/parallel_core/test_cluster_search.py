@@ -12,6 +12,7 @@ import pytest
 from parallel_core.cli import main
 from parallel_core.plan.cluster import device_counts, memory, questions, search, verdict
 from parallel_core.plan.cluster.advice import advise, part_text
+from parallel_core.plan.cluster.efficiency import fitted
 from parallel_core.plan.cluster.hardware import GIB, Cluster, clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import Transformer, presets
@@ -113,8 +114,37 @@ def test_fewer_devices_are_the_largest_numbers_that_a_pipeline_can_have(
     odd: tuple[Job, Cluster, search.SearchResult],
 ) -> None:
     job, cluster, _ = odd
-    assert device_counts.fewer(job, cluster, search.Space()) == (960, 896, 840, 768)
-    assert device_counts.fewer(job, replace(cluster, devices=8), search.Space(most_pp=1)) == ()
+    assert device_counts.fewer(job, cluster, search.Space(), 0.0) == (960, 896, 840, 768)
+    assert device_counts.fewer(job, replace(cluster, devices=8), search.Space(most_pp=1), 0.0) == ()
+
+
+def test_fewer_hosts_are_tried_down_to_a_device_unless_their_flops_alone_take_longer() -> None:
+    """Two thirds of 3 hosts are 2, of these 1, and of its 8 devices 5, 3, 2 and 1."""
+    job, cluster = Job(presets()["gpt-2.7b"], 30), replace(clusters()["4090"], devices=24)
+    assert device_counts.fewer(job, cluster, search.Space()) == (16, 8, 5, 3, 2, 1)
+    flops = 6 * job.tokens * job.model.layers * job.model.layer_matrices
+    alone = flops / (cluster.device.half * fitted().matrix)
+    assert device_counts.fewer(job, cluster, search.Space(), alone / 3.5) == (16, 8, 5)
+
+
+@pytest.mark.parametrize(("batch", "faster"), [(12, 1.7), (64, 0.0)])
+def test_a_plan_on_fewer_hosts_is_found_where_the_network_is_slow(batch: int, faster: float) -> None:
+    """A batch of 64 does not divide over three hosts in any way; 12 sequences are slower on these than on two."""
+    job, cluster = Job(presets()["gpt-2.7b"], batch), replace(clusters()["4090"], devices=24)
+    found, every = search.search(job, cluster), search.search(job, cluster, search.Space(devices=(24,)))
+    best = found.best()[0]
+    assert found.label(best).endswith(", on 16 of 24 devices") and bool(every.timed) == (batch == 12)
+    assert not faster or float(every.seconds[every.best()[0]]) > faster * float(found.seconds[best])
+    near = search.search(job, replace(cluster, devices=16))
+    assert float(found.seconds[best]) == float(near.seconds[near.best()[0]])
+
+
+def test_a_batch_that_divides_over_no_such_cluster_has_a_plan_on_a_few_devices() -> None:
+    """The 12 layers and heads do not divide over 1 024 devices either; 6 ms are what one host takes."""
+    job, cluster = Job(presets()["gpt-125m"], 1), replace(SELENE, devices=1024)
+    found = search.search(job, cluster)
+    best = found.plans.row(found.best()[0])
+    assert best.devices <= cluster.per_host and (found.plans.devices[found.codes == 0] < 1024).all()
 
 
 def test_where_all_devices_are_faster_no_others_join(found: search.SearchResult) -> None:

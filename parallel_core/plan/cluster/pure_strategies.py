@@ -70,7 +70,9 @@ def _sentence(judged: Judged, together: float | None, devices: int) -> str:
     if judged.seconds and together:
         ratio = judged.seconds / together
         text += (
-            f" {ratio_text(ratio)} the time of the best combination" if ratio > 1.005 else " As fast as any combination"
+            f" {ratio_text(ratio)} the time of the best combination"
+            if abs(ratio - 1) > 0.005
+            else " As fast as any combination"
         )
         text += f", on {count_text(used)} of {count_text(devices)} devices." if used < devices else "."
     return text

@@ -117,8 +117,8 @@ def search(job: Job, cluster: Cluster, space: Space | None = None) -> SearchResu
     """All plans of the space with memory and time; `order` is empty where nothing fits. Raises Unphysical for an
     impossible job or cluster.
 
-    Where `space.devices` is None and fewer of the cluster's devices allow another pipeline, its plans that are faster
-    than every plan on all devices are found, too."""
+    Where `space.devices` is None, plans on fewer of the cluster's devices (`device_counts.fewer`) that are faster than
+    every plan on all of them are found, too."""
     require({**cluster.problems(), **job.problems()})
     began = process_time()
     tried = space or Space()
@@ -132,9 +132,10 @@ def search(job: Job, cluster: Cluster, space: Space | None = None) -> SearchResu
 
 
 def _with_faster(job: Job, cluster: Cluster, space: Space, plans: Plans, best: float) -> tuple[Plans, int]:
-    """(`plans` and those on fewer devices that take less than `best` seconds; how many others were evaluated)."""
+    """(`plans` and those on fewer devices that take less than `best` seconds, which is inf where none of `plans` can be
+    trained; how many others were evaluated)."""
     count = 0
-    for devices in () if space.devices else fewer(job, cluster, space):
+    for devices in () if space.devices else fewer(job, cluster, space, best):
         here = replace(space, devices=(devices,))
         for part in (lean(here), here):  # all of its plans only where one of the most promising is faster
             found = grid(job, cluster, part)
@@ -145,6 +146,7 @@ def _with_faster(job: Job, cluster: Cluster, space: Space, plans: Plans, best: f
                 break
         else:
             plans, count = plans.joined(found.take(faster)), count - len(faster)
+            best = float(seconds[faster[0]]) if best == inf else best  # then of the most devices that can have a plan
     return plans, count
 
 
