@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from parallel_core.plan.cluster import changes, search
+from parallel_core.plan.cluster.advice import advise
 from parallel_core.plan.cluster.hardware import Cluster, clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
@@ -92,3 +93,12 @@ def test_a_pure_strategy_that_is_faster_than_the_best_combination_says_so() -> N
     for together, words in ((dp.seconds * 1.1, "0.91x the time of the best"), (dp.seconds, "As fast as any")):
         found = {one.word: one.sentence for one in pure_strategies(job, EIGHT, together, 18, "16-bit")}
         assert words in found["DP"]
+
+
+def test_changes_of_a_plan_on_some_of_the_devices_are_said_to_be_on_as_many() -> None:
+    """Eight replicas are 7 times as fast as one device."""
+    job = Job(presets()["gpt-1.3b"], 64)
+    few = advise(job, EIGHT, Plan(micro_batch=8)).sentence
+    assert "No single change of the plan on 1 device is faster; " in few
+    alone = advise(job, replace(EIGHT, devices=1, per_host=1), Plan(micro_batch=8)).sentence
+    assert alone == few.replace(" on 1 device", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from parallel_core.analysis.quantities import percent_text, seconds_text
+from parallel_core.analysis.quantities import percent_text, plural_text, seconds_text
 from parallel_core.plan.cluster import step
 from parallel_core.plan.cluster.changes import Change, better
 from parallel_core.plan.cluster.hardware import Cluster
@@ -61,9 +61,10 @@ def _try(job: Job, cluster: Cluster, plan: Plan, total: float, change: Change | 
             f"First try {change.text}: {percent_text(1 - change.seconds / total)} less, {seconds_text(change.seconds)}."
         )
     text, saved = max(_elsewhere(job, cluster, plan, total), key=lambda pair: pair[1])
+    on = f" on {plural_text(plan.devices, 'device')}" if plan.devices < cluster.devices else ""
     if saved < WORTH:
-        return "No single change of the plan, the batch or the links makes it faster."
-    return f"No single change of the plan is faster; {text} would save {percent_text(saved)}."
+        return f"No single change of the plan{on}, the batch or the links makes it faster."
+    return f"No single change of the plan{on} is faster; {text} would save {percent_text(saved)}."
 
 
 def _elsewhere(job: Job, cluster: Cluster, plan: Plan, total: float) -> list[tuple[str, float]]:
