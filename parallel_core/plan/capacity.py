@@ -57,9 +57,10 @@ def _along_the_line(spec: RunSpec, limit: int, start: int) -> int:
 
 
 def least_layers(spec: RunSpec) -> int:
-    """The fewest layers that leave no pipeline stage empty: a layer of a GPT is two units."""
+    """The fewest layers that leave no pipeline stage empty: a layer of a GPT is two units, beside its two ends."""
     one, two = (len(outline_of(spec.model.model_copy(update={"layers": layers})).units()) for layers in (1, 2))
-    return -(-spec.parallel.stages // (two - one))
+    each = two - one
+    return max(1, -(-(spec.parallel.stages - (one - each)) // each))
 
 
 def fixed_depth(model: ModelSpec) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from parallel_core.plan.alike import of_memory
 from parallel_core.plan.capacity import EXACT_UP_TO, fixed_depth, largest_layers, least_layers
@@ -85,6 +86,21 @@ def test_every_kind_with_a_layer_count_has_a_largest_one(model: dict[str, Any], 
         limit = worst_stage(of(layers)).total
         found = largest_layers(of(8), limit)
         assert worst_stage(of(found)).total <= limit < worst_stage(of(found + 1)).total
+
+
+@pytest.mark.parametrize("kind", ["gpt", "mlp", "gnmt"])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 5, 6, 7])
+def test_the_fewest_layers_are_those_of_which_one_less_leaves_a_stage_empty(kind: str, stages: int) -> None:
+    """A GPT of one layer has four units: embedding, attention, MLP and output layer."""
+
+    def of(layers: int) -> RunSpec:
+        return RunSpec.model_validate({"model": {"kind": kind, "layers": layers}, "parallel": {"pp": stages}})
+
+    least = least_layers(of(8))
+    assert largest_layers(of(8), worst_stage(of(least)).total) >= least
+    if least > 1:
+        with pytest.raises(ValidationError):
+            of(least - 1)
 
 
 @pytest.mark.parametrize("kind", ["vgg16", "resnet50"])
