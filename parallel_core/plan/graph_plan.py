@@ -84,12 +84,16 @@ class GraphPlan:
     def sentences(self) -> list[str]:
         """The partition and its speedup, a comparison with data parallelism, and the NOAM."""
         found, workers = self.found, self.found.workers
-        stages = f"{len(found.stages)} stage{'s' if len(found.stages) > 1 else ''} on {count_text(workers)} workers"
-        speedup = f", {ratio_text(self.alone / found.seconds)} of one worker" if found.seconds else ""
+        on = f"{count_text(workers)} workers" if workers > 1 else "one worker"
+        stages = f"{len(found.stages)} stage{'s' if len(found.stages) > 1 else ''} on {on}"
+        gain = found.seconds and workers > 1
+        speedup = f", {ratio_text(self.alone / found.seconds)} of one worker" if gain else ""
         first = f"{found.text}: {seconds_text(found.seconds)} a micro-batch with {stages}{speedup}."
         return [first, *self._beside(), f"NOAM is {found.noam}: so many micro-batches each input worker admits."]
 
     def _beside(self) -> list[str]:
+        if self.found.workers == 1:
+            return []
         if len(self.found.stages) == 1:
             return ["That is data parallelism alone: no pipeline is faster."]
         if self.together is None:

@@ -33,6 +33,10 @@ def test_one_worker_is_one_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["partition", EXAMPLE, "--level", "1@1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["seconds"] == pytest.approx(0.111) and [len(s["layers"]) for s in found["stages"]] == [8]
+    assert main(["partition", EXAMPLE, "--level", "1@1"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "1: 111 ms a micro-batch with 1 stage on one worker."
+    assert second.startswith("NOAM is 1"), "one worker is no data parallelism"
 
 
 def test_vgg_on_sixteen_workers_as_the_released_tool_has_it(capsys: pytest.CaptureFixture[str]) -> None:
