@@ -126,8 +126,8 @@ def tiles(made: View) -> list[tuple[str, str, str]]:
         (f"Step{only}", seconds_text(seconds), f"{count_text(job.tokens)} tokens"),
         (
             f"Tokens a second{only}",
-            large_text(round(rate)),
-            f"{large_text(round(rate / judged.plan.devices))} a device",
+            large_text(rate),
+            f"{large_text(rate / judged.plan.devices)} a device",
         ),
         ("Of the peak (MFU)", percent_text(share), _in_use(judged.plan.devices)),
         ("Memory", judged.room, f"fullest is {judged.fullest}"),

@@ -83,9 +83,10 @@ def sentences(form: ServingForm, best: int | None) -> list[str]:
             return [_none_fits(made), kept]
         quick = seconds_text(float(made.token[made.front()[0]]))
         return [f"No way is that quick: the quickest token takes {quick}.", kept]
-    rate = large_text(round(float(made.throughput[best])))
+    rate = large_text(float(made.throughput[best]))
     token = seconds_text(float(made.token[best]))
-    first = f"{rate} tokens a second, prefill included, at {token} a token: {made.label(best)}."
+    tokens = f"{rate} token{'' if rate == '1' else 's'} a second"
+    first = f"{tokens}, prefill included, at {token} a token: {made.label(best)}."
     share = float(made.cache[best] / made.cluster.capacity)
     return [first, f"{kept} The cache fills {percent_text(share)} of a device."]
 
@@ -110,7 +111,7 @@ def rows(made: Served, best: int | None) -> list[Row]:
             seconds_text(float(made.prefill[i])),
             seconds_text(float(made.token[i])),
             seconds_text(float(made.latency[i])),
-            large_text(round(float(made.throughput[i]))),
+            large_text(float(made.throughput[i])),
             bytes_text(float(made.weights[i] + made.cache[i])),
             bytes_text(float(made.cache[i])),
             i == best,

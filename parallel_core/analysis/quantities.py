@@ -90,8 +90,9 @@ def step_text(step: int) -> str:
     return f"step {count_text(step)}"
 
 
-def large_text(count: int) -> str:
-    """A count to three digits, with the largest of k, M, B (10^9) and T of which there is one: `175 B`, `812 k`."""
+def large_text(count: float) -> str:
+    """A count, or a rate, to three digits, with the largest of k, M, B (10^9) and T of which there is one: `175 B`,
+    `812 k`, `0.4`."""
     units = ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k"), (1, ""))
     scale, unit = next(((s, u) for s, u in units if count >= s), units[-1])
     return f"{significant(count / scale)}{unit}"

@@ -25,6 +25,15 @@ def test_the_best_way_within_the_limit(reader: Client) -> None:
     assert "No way is that quick" in reader.get(PAGE, {"limit": "0.01"}).content.decode()
 
 
+def test_a_rate_below_one_token_a_second_is_no_zero(reader: Client) -> None:
+    """100 000 tokens of a prompt take 10 s a sequence and more, and one token follows."""
+    page = reader.get(PAGE, {"model": "llama-405b", "devices": "16", "prompt": "100000", "output": "1"})
+    rate = float(page.context["verdict"][0].split()[0])
+    made, best = page.context["form"].served, page.context["form"].served.best()
+    assert 0 < rate < 0.5 and abs(rate / made.throughput[best] - 1) < 0.01
+    assert all(0 < float(row.throughput) < 0.5 for row in page.context["rows"])
+
+
 def test_what_does_not_fit_says_so(reader: Client) -> None:
     page = reader.get(PAGE, {"devices": 1})
     assert page.context["verdict"][0].startswith("0 ways fit: the weights alone take")
