@@ -30,11 +30,17 @@ def units(nanoseconds: float) -> str:
     return significant(nanoseconds / UNIT)
 
 
+def _counted(text: str) -> str:
+    """A number of units as text, with its word: `1 unit`, `1.5 units`."""
+    return f"{text} unit{'' if text == '1' else 's'}"
+
+
 def finding(made: SchedulePreview) -> str:
     """The title of one schedule's picture."""
     worst = max(made.kept)
     return (
-        f"{name(made)}: {units(made.length)} units, {percent_text(made.fraction)} of them idle; {_kept(worst)} at most."
+        f"{name(made)}: {_counted(units(made.length))}, {percent_text(made.fraction)} of them idle; "
+        f"{_kept(worst)} at most."
     )
 
 
@@ -53,13 +59,13 @@ def proof(found: FoundOrder) -> str:
         return f"Proven: no order {found.laid} within this limit is shorter than the one found."
     return (
         f"The order found is at most {percent_text(found.gap)} from the shortest: "
-        f"none {found.laid} takes less than {units(found.bound)} units."
+        f"none {found.laid} takes less than {_counted(units(found.bound))}."
     )
 
 
 def _length(a: SchedulePreview, b: SchedulePreview) -> str:
     if a.length == b.length:
-        return f"{units(a.length)} units: {name(a)} and {name(b)} take equally long."
+        return f"{_counted(units(a.length))}: {name(a)} and {name(b)} take equally long."
     fast, slow = sorted((a, b), key=lambda made: made.length)
     ratio = significant(slow.length / fast.length)
     return (
@@ -117,7 +123,7 @@ def places(stages: Sequence[Stage]) -> dict[int, str]:
 def pace(stages: Sequence[Stage]) -> str:
     """Which typed stage is the slowest for a micro-batch, and how slow the next one is."""
     slow, *rest = sorted(stages, key=lambda stage: -stage.pace)
-    said = f"{significant(slow.pace)} units a micro-batch: {slow.name} sets the pace"
+    said = f"{_counted(significant(slow.pace))} a micro-batch: {slow.name} sets the pace"
     if not rest:
         return f"{said}."
     if rest[0].pace == slow.pace:

@@ -114,6 +114,13 @@ def test_what_cannot_be_is_said_at_its_field(given: dict[str, Any], field: str, 
     assert said in form(**given).errors[field][0]
 
 
+def test_one_unit_is_not_plural() -> None:
+    made = form(stages="a, 0.25, 0.75", m=1, a="1f1b", b="gpipe")
+    assert words.pace(made.cleaned_data["stages"]) == "1 unit a micro-batch: a sets the pace."
+    assert words.comparison(made.previews).startswith("1 unit: 1F1B and GPipe take equally long.")
+    assert words.finding(made.previews[0]).startswith("1F1B: 1 unit, 0 % of them idle")
+
+
 def test_typed_stages_by_hand(client: Client, bob: Any) -> None:
     """Two devices share a stage of 6 units, so a micro-batch passes every 3 units, as in the next stage of 3 units."""
     asked = {"stages": EXAMPLE, "m": 8, "a": "gpipe", "b": "1f1b-stash"}

@@ -45,6 +45,8 @@ def test_a_refused_plan_gets_the_fastest_single_change_that_mends_it() -> None:
         ({"pp": 9}, Reason.LAYERS, "96 layers do not divide over 9 stages; try"),
         ({"micro_batch": 7}, Reason.BATCH, "does not divide over 16 replicas x 7 a micro-batch; try 1\xa0456 or 1"),
         ({"schedule": "interleaved", "chunks": 2, "micro_batch": 32}, Reason.ROUNDS, "of 8 stages; there are 3"),
+        ({"schedule": "interleaved", "chunks": 2, "micro_batch": 64}, Reason.ROUNDS, "of 8 stages; there is 1."),
+        ({"dp": 1, "micro_batch": 7, "zero": 0}, Reason.BATCH, "does not divide over 1 replica x 7 a micro-batch; try"),
         ({"schedule": "zb-h1", "micro_batch": 32}, Reason.FEW, "zb-h1 needs at least 8 micro-batches"),
         ({"dp": 32}, Reason.DEVICES, "It takes 2\N{NO-BREAK SPACE}048 devices; there are 1\N{NO-BREAK SPACE}024."),
     ],

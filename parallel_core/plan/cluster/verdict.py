@@ -138,6 +138,7 @@ def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
     cut = f"{plan.pp} stages" + (f" of {plan.chunks} chunks" if plan.chunks > 1 else "")
     batch = count_text(job.batch)
     there = "is one" if cluster.devices == 1 else f"are {count_text(cluster.devices)}"
+    replicas = plural_text(plan.dp, "replica")
     return {
         Reason.DEVICES: f"It takes {count_text(plan.devices)} devices; there {there}.",
         Reason.HEADS: f"TP {plan.tp} does not divide the {model.heads} heads{kv}; try {widths}.",
@@ -145,9 +146,9 @@ def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
         Reason.SEQUENCE: f"TP {plan.tp} does not divide a sequence of {count_text(model.seq)}, which SP splits; "
         f"use no SP{whole and f' or TP {whole}'}.",
         Reason.LAYERS: f"{model.layers} layers do not divide over {cut}; try {stages or 1} stages.",
-        Reason.BATCH: f"A batch of {batch} does not divide over {plan.dp} replicas x {plan.micro_batch} a micro-batch; "
+        Reason.BATCH: f"A batch of {batch} does not divide over {replicas} x {plan.micro_batch} a micro-batch; "
         f"try {_multiples(job.batch, plan.dp * plan.micro_batch)}.",
-        Reason.ROUNDS: f"Interleaving needs micro-batches in multiples of {plan.pp} stages; there are {m}.",
+        Reason.ROUNDS: f"Interleaving needs micro-batches in multiples of {plan.pp} stages; there {_are(m)}.",
         Reason.FEW: _few(plan, m),
         Reason.COLUMNS: "Columns are gathered whole within a tensor group: use TP 2 or more, without SP.",
     }
@@ -157,7 +158,11 @@ def _few(plan: Plan, m: int) -> str:
     """Why `m` micro-batches are too few for the schedule."""
     least = int(rules.fewest_micro_batches(Plans.of([plan]))[0])
     why = ", one a stage" if TRAITS[plan.schedule].split else ", or two weight versions do not last"
-    return f"{plan.schedule} needs at least {least} micro-batches{why}; there {'is' if m == 1 else 'are'} {m}."
+    return f"{plan.schedule} needs at least {least} micro-batches{why}; there {_are(m)}."
+
+
+def _are(count: int) -> str:
+    return f"{'is' if count == 1 else 'are'} {count}"
 
 
 def _multiples(batch: int, unit: int) -> str:
