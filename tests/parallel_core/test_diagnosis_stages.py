@@ -91,16 +91,17 @@ def test_tensor_groups_of_single_stages_are_looked_at_too() -> None:
 @pytest.mark.parametrize(
     ("split", "samples"),
     [
-        ({"dp": 2}, "32"),
-        ({"pp": 2, "replicas": (1, 2), "micro_batches": 16}, "32"),
-        ({"pp": 2, "replicas": (1, 3), "micro_batches": 16}, "20 to 24"),
+        ({"dp": 2}, "32 samples"),
+        ({"dp": 64}, "1 sample"),
+        ({"pp": 2, "replicas": (1, 2), "micro_batches": 16}, "32 samples"),
+        ({"pp": 2, "replicas": (1, 3), "micro_batches": 16}, "20 to 24 samples"),
     ],
 )
 def test_an_exposed_reduction_says_what_a_replica_works_on(split: dict[str, Any], samples: str) -> None:
     made = spec(**split)
     exposed = healthy(made, traced=[step(made, costs(made, reduction=60_000))] * 3)
     (exposing,) = [one for one in diagnose(exposed) if one.rule == "exposed_reduction"]
-    assert exposing.evidence.endswith(f"with {samples} samples a replica.")
+    assert exposing.evidence.endswith(f"with {samples} a replica.")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         "exposed_reduction",
         f"{percent_text(took / case.step_ns)} of the step is the replicas' {what}, not hidden.",
-        f"{ns_text(took)} of {ns_text(case.step_ns)}, with {_samples(case, group)} samples a replica.",
+        f"{ns_text(took)} of {ns_text(case.step_ns)}, with {_samples(case, group)} a replica.",
         _change(case),
         effect_ns=took,
         tab="whatif",
@@ -51,9 +51,10 @@ def _change(case: Case) -> str:
 
 
 def _samples(case: Case, group: Sequence[int]) -> str:
-    """The number of samples of each of these replicas in a step, as text: the first replicas may have one micro-batch
+    """The samples of each of these replicas in a step, `20 to 24 samples`: the first ones may have one micro-batch
     more."""
     layout, batch = case.layout, case.spec.train.global_batch
     places = (layout.coords(rank) for rank in group)
     shares = {batch * len(layout.micro_batches_of(at.place, at.replica)) // layout.micro_batches for at in places}
-    return " to ".join(map(str, sorted(shares)))
+    *fewest, most = sorted(shares)
+    return " to ".join([*map(str, fewest), plural_text(most, "sample")])
