@@ -203,7 +203,7 @@ def broken_cases() -> list[tuple[str, Case]]:
         ("needless_recompute", healthy(again, traced=with_children(again, Kind.R, 0.4))),
         ("memory_headroom", healthy(spec(), limit=round(1.06 * _predicted(spec())[0]))),
         ("memory_surplus", healthy(replicas, peaks={0: _predicted(replicas)[0], 1: 200 << 20}, limit=8 << 30)),
-        ("tiny_kernels", healthy(replicas, traced=[_scattered(replicas)] * 3)),
+        ("tiny_kernels", healthy(replicas, traced=[scattered(replicas)] * 3)),
         ("data_stall", healthy(replicas, traced=with_data(replicas, 30_000 * US))),
         ("divergence", healthy(spec(), loss=rising)),
         ("divergence", healthy(spec(), loss=nan)),
@@ -257,7 +257,7 @@ def _stretched(rows: np.ndarray, factor: float) -> np.ndarray:
     return rows
 
 
-def _scattered(made: RunSpec) -> dict[int, np.ndarray]:
+def scattered(made: RunSpec) -> dict[int, np.ndarray]:
     """Operations of 100 us, with equally long gaps between them."""
     out = {}
     for rank, rows in step(made, costs(made)).items():

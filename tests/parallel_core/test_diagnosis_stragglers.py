@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from parallel_core.analysis.diagnosis import RULES, Finding, checked, diagnose, unjudged
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
-from tests.parallel_core.test_diagnosis import US, costs, found, healthy, slowed, spec, with_children
+from tests.parallel_core.test_diagnosis import US, costs, found, healthy, scattered, slowed, spec, with_children
 from tests.parallel_core.test_replay import step
 
 
@@ -49,6 +50,21 @@ def test_one_rank_that_launches_is_no_straggler() -> None:
     assert (first.rule, first.rank) == ("tiny_kernels", 1)
     assert "4 ms more for each operation of rank 1" in first.title
     assert "straggler" not in [one.rule for one in rest]
+
+
+@pytest.mark.parametrize(
+    ("split", "change"),
+    [
+        ({}, "Use a larger train.global_batch."),
+        ({"micro_batches": 4}, "Use fewer, larger micro-batches."),
+        ({"dp": 2}, "Use a larger train.global_batch, or fewer ranks for this model."),
+        ({"dp": 2, "micro_batches": 4}, "Use fewer, larger micro-batches, or fewer ranks for this model."),
+    ],
+)
+def test_small_operations_become_larger_by_what_the_run_can_do(split: dict[str, Any], change: str) -> None:
+    made = spec(**split)
+    (small,) = [one for one in diagnose(healthy(made, traced=[scattered(made)] * 3)) if one.rule == "tiny_kernels"]
+    assert small.change == change
 
 
 def test_one_slow_step_makes_no_straggler() -> None:

@@ -88,7 +88,14 @@ def _everywhere(case: Case) -> Finding | None:
         "tiny_kernels",
         f"{percent_text(between)} of the step passes between operations: they are too small.",
         f"The median forward takes {ns_text(float(np.median(lengths)))}; {ns_text(lost)} of a step is the host's.",
-        "Use fewer, larger micro-batches, or fewer ranks for this model.",
+        f"Use {_larger(case)}.",
         effect_ns=lost,
         tab="accounts",
     )
+
+
+def _larger(case: Case) -> str:
+    """What makes the operations of this run larger."""
+    split = case.spec.parallel
+    larger = "fewer, larger micro-batches" if split.micro_batches > 1 else "a larger train.global_batch"
+    return f"{larger}, or fewer ranks for this model" if split.world > 1 else larger
