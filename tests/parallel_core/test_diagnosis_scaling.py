@@ -13,7 +13,7 @@ from parallel_core.analysis.diagnosis.case import Case
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
 from parallel_core.spec import RunSpec
-from tests.parallel_core.test_diagnosis import MODEL
+from tests.parallel_core.test_diagnosis import MODEL, costs, slowed, spec, with_children
 from tests.parallel_core.test_replay import step
 
 MS = 1_000_000
@@ -58,6 +58,42 @@ def test_a_bubble_that_grew_is_filled_with_micro_batches_where_the_schedule_can(
     later = Case(made, [step(made, Costs(ns))], earlier=case(1, made.train.global_batch, 160, 0))
     found = scaling.check(later)
     assert found and "bubble grew most" in found.evidence and found.change.startswith(change)
+
+
+@pytest.mark.parametrize(
+    ("split", "slow", "words"),
+    [
+        ({"pp": 2, "micro_batches": 8, "cuts": (2,)}, 0, "1.89x the mean work: stage 1 holds up the pipeline. Leave"),
+        ({"pp": 2, "micro_batches": 32}, 2, "2.00x as long as the others: rank 1 is a straggler. Look at"),
+        ({"dp": 2}, 2, "2.00x as long as the others: rank 1 is a straggler. Look at"),
+    ],
+)
+def test_what_another_rule_finds_behind_the_account_that_grew_is_what_to_do(
+    split: dict[str, Any], slow: float, words: str
+) -> None:
+    """More micro-batches leave the heaviest stage as heavy, and a larger batch a slow rank as slow."""
+    made, alone = spec(**split), spec()
+    traced = slowed(made, 1, slow) if slow else [step(made, costs(made))] * 3
+    later = Case(made, traced, others=0.02, earlier=Case(alone, [step(alone, costs(alone))]))
+    found = scaling.check(later)
+    assert found and found.change.startswith(words), found
+
+
+@pytest.mark.parametrize(
+    ("share", "columns", "change"),
+    [
+        (0.30, False, "Use a split that sends less: tensor ranks have more to send of a larger batch, too."),
+        (0.45, False, "45 % of the step is tensor-parallel communication. Keep tensor groups on the fastest link"),
+        (0.45, True, "45 % of the step is tensor-parallel communication. Set parallel.tensor_split to pairs"),
+    ],
+)
+def test_a_larger_batch_does_not_help_a_tensor_group_that_sends_as_much_more(
+    share: float, columns: bool, change: str
+) -> None:
+    made, alone = spec(tp=2, tensor_split="columns" if columns else "pairs"), spec()
+    earlier = Case(alone, [step(alone, costs(alone, factor={0: 0.6}))])
+    found = scaling.check(Case(made, with_children(made, Kind.TP_COLLECTIVE, share), earlier=earlier))
+    assert found and "collectives not hidden grew most" in found.evidence and found.change.startswith(change), found
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 Threshold: less than 70 % of the earlier run's samples per second and device, on more devices. Weak scaling of a healthy
 run keeps 80 to 95 % of it (Narayanan et al. 2021, table 1). The loss is attributed to the account that grew most for
 the same samples a device: the earlier accounts are scaled to the samples that a device has now, so that compute that
-merely follows the batch has not grown.
+merely follows the batch has not grown. Where another rule says what made that account grow, such as an uneven cut, its
+finding says what to do: more micro-batches would not fill what the heaviest stage leaves idle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from parallel_core.analysis.breakdown import COMPONENTS
+from parallel_core.analysis.diagnosis import slow_link, straggler, tensor_too_fine, unbalanced_stages
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import ns_text, percent_text, plural_text, sentence_text
@@ -16,6 +20,8 @@ from parallel_core.parallel_spec import ParallelSpec
 from parallel_core.plan import alike
 
 LEAST = 0.70
+EXPLAINS = 0.5
+"""Share of what an account grew by that a cause must cost."""
 
 
 def check(case: Case) -> Finding | None:
@@ -37,10 +43,26 @@ def check(case: Case) -> Finding | None:
         f"{plural_text(before.layout.world, 'device')} took {ns_text(before.step_ns)} a traced step, "
         f"{case.layout.world} take {ns_text(case.step_ns)}; "
         f"for the same samples a device, {COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
-        _change(worst, case.spec.parallel),
+        _cause(case, worst, grown[worst]) or _change(worst, case.spec.parallel),
         effect_ns=lost,
         tab="accounts",
     )
+
+
+def _cause(case: Case, grown: str, by: float) -> str:
+    """What another rule says made that account grow `by` so many ns, and what to do; '' if none explains it."""
+    found = [one for rule in _RULES.get(grown, ()) if (one := rule(case)) and one.effect_ns >= EXPLAINS * by]
+    worst = max(found, key=lambda one: one.effect_ns, default=None)
+    return f"{worst.title} {worst.change}" if worst else ""
+
+
+_RULES: dict[str, tuple[Callable[[Case], Finding | None], ...]] = {
+    "compute": (straggler.check,),
+    "bubble": (straggler.check, unbalanced_stages.check),
+    "exposed_p2p": (slow_link.check,),
+    "exposed_collective": (tensor_too_fine.check,),
+}
+"""Account -> the rules that may say why it grew."""
 
 
 def _change(grown: str, split: ParallelSpec) -> str:
@@ -50,6 +72,8 @@ def _change(grown: str, split: ParallelSpec) -> str:
             "" if split.schedule == "naive" else "Raise parallel.micro_batches and train.global_batch together, or "
         )
         return sentence_text(f"{several}use a schedule that waits less.")
+    if grown == "exposed_collective" and max(split.tensor_ranks) > 1:
+        return "Use a split that sends less: tensor ranks have more to send of a larger batch, too."
     return _CHANGES.get(grown, "Give each device more work: a larger train.global_batch.")
 
 
