@@ -17,7 +17,8 @@ from dashboard.studies.axes import Axes
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core import limits
-from parallel_core.analysis.quantities import bytes_beside, bytes_text, plural_text, ratio_text, short_text
+from parallel_core.analysis.quantities import bytes_beside, bytes_text, listed_text, plural_text, ratio_text, short_text
+from parallel_core.analysis.sentences import shortened
 from parallel_core.plan import strategy as naming
 from parallel_core.plan.capacity import least_layers, walked_in_search
 from parallel_core.plan.largest import Search, search_for, trial
@@ -221,7 +222,7 @@ def _answers(run: Run) -> bool:
 def sentences(found: Sequence[LayerSearch], limit: int | None) -> list[str]:
     """The first sentences of the page: the largest of all, and what is still open."""
     done = [hunt for hunt in found if hunt.largest is not None]
-    said = [_largest(done, limit)] if done else []
+    said = [_largest(done, limit, len(found))] if done else []
     opened = sum(not hunt.over for hunt in found)
     if opened:
         said.append(f"{opened} of {len(found)} searches {'is' if opened == 1 else 'are'} still under way.")
@@ -231,16 +232,20 @@ def sentences(found: Sequence[LayerSearch], limit: int | None) -> list[str]:
     return said or ["0 searches have runs."]
 
 
-def _largest(done: Sequence[LayerSearch], limit: int | None) -> str:
-    best = max(done, key=lambda hunt: hunt.largest or 0)
-    room = f"in {bytes_text(limit)}" if limit else "on its device"
-    if best.bounded:
-        return f"{best.label} fits at least {layers_text(best.largest or 0)} {room}, the most a spec may have."
-    text = f"{best.label} fits {layers_text(best.largest or 0)} {room}"
-    single = single_of(done, best)
-    if single is None or single is best or not single.largest:
-        return f"{text}{', the most of all' if len(done) > 1 else ''}."
-    return f"{text}: {ratio_text((best.largest or 0) / single.largest)} the single device."
+def _largest(done: Sequence[LayerSearch], limit: int | None, searches: int) -> str:
+    """Who holds the most layers, of so many `searches`."""
+    most = max(hunt.largest or 0 for hunt in done)
+    best = [hunt for hunt in done if hunt.largest == most]
+    device = "its device" if len(best) == 1 else "their devices"
+    room = f"in {bytes_text(limit)}" if limit else f"on {device}"
+    who = f"{listed_text(shortened([hunt.label for hunt in best]))} {'fits' if len(best) == 1 else 'fit'}"
+    if best[0].bounded:
+        return f"{who} at least {layers_text(most)} {room}, the most a spec may have."
+    text, single = f"{who} {layers_text(most)} {room}", single_of(done, best[0])
+    if single and single.largest and single not in best:
+        return f"{text}: {ratio_text(most / single.largest)} the single device."
+    every = "of all" if len(done) == searches else "so far"
+    return f"{text}, the most {every}." if len(best) < len(done) else f"{text}."
 
 
 def accuracy(found: Sequence[LayerSearch]) -> str:

@@ -5,6 +5,7 @@ says.
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -185,6 +186,21 @@ def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -
         ("PP-1F1B", 6, "found"),
     ]
     assert client.get(f"/studies/{study.pk}/report/").headers["Location"] == f"/studies/{study.pk}/"
+
+
+def test_all_that_hold_the_most_are_named_and_what_is_sought_yet_may_hold_more(client: Client, alice: Any) -> None:
+    factory.worker(devices=2)
+    client.force_login(alice)
+    client.post(NEW, {**ASKED, "strategies": ["single", "dp", "1f1b"]})
+    study = Study.objects.latest("pk")
+    finish(study, {"Single": 5, "DP": 5, "PP-1F1B": 4})
+    found = fit.hunts(study.runs.all())
+    single, dp, pipeline = (next(h for h in found if h.label == label) for label in ("Single", "DP", "PP-1F1B"))
+    assert fit.sentences(found, None) == ["Single and DP fit 5 layers on their devices, the most of all."]
+    assert fit.sentences([single, dp], None) == ["Single and DP fit 5 layers on their devices."]
+    open_one = replace(dp, runs=[], search=replace(dp.search, tried={}))
+    said = fit.sentences([single, open_one, pipeline], None)
+    assert said[0] == "Single fits 5 layers on its device, the most so far."
 
 
 def test_a_study_without_a_name_is_not_named_after_layers_that_it_seeks(client: Client, alice: Any) -> None:
@@ -430,7 +446,7 @@ def test_a_search_that_ends_at_the_most_layers_a_spec_may_have_knows_no_largest(
     found = fit.hunts(runs)
     assert [(hunt.bounded, hunt.largest, hunt.off) for hunt in found] == [(True, MAX_LAYERS, None)] * 2
     said = fit.sentences(found, None)
-    assert said[0] == "Single fits at least 1024 layers on its device, the most a spec may have."
+    assert said[0] == "Single and PP-1F1B fit at least 1024 layers on their devices, the most a spec may have."
     assert len(said) == 1
     made = fit_views._chart(found, None)
     assert (
