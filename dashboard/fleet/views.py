@@ -47,7 +47,8 @@ def drain(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def enable(request: HttpRequest, pk: int) -> HttpResponse:
-    return _change(request, pk, services.enable, "takes runs again")
+    there = selectors.reporting().filter(pk=pk).exists()
+    return _change(request, pk, services.enable, f"takes runs again{'' if there else ' as soon as it reports'}")
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -106,6 +106,18 @@ def test_silent_worker_is_called_silent(client: Client, bob: Any) -> None:
     assert ">silent<" in said and "Silent since " in said and "What ran here has ended as lost" in said
 
 
+def test_a_silent_worker_that_is_drained_takes_no_run_when_it_reports(client: Client, admin: Any) -> None:
+    host = factory.worker()
+    host.heartbeat_at, host.draining = timezone.now() - timedelta(minutes=2), True
+    host.save()
+    client.force_login(admin)
+    said = page(client)
+    assert "it stays drained when it reports." in said
+    assert "It takes runs again as soon as it reports." in said and "at once" not in said, "if it is enabled"
+    back = client.post(f"/fleet/{host.pk}/enable", follow=True).content.decode()
+    assert "yard-a takes runs again as soon as it reports." in back
+
+
 def test_a_worker_that_went_in_good_order_has_left(client: Client, bob: Any) -> None:
     host = factory.worker()
     host.leaving = True
