@@ -44,8 +44,8 @@ class Profile(models.Model):
     base = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="recalibrated")
     """The profile that was recalibrated to make this one, if any."""
     recalibration = models.JSONField(default=dict, blank=True)
-    """For a recalibrated profile: `factor`, the `runs` it was fitted to, and mean errors `fitted` and `held_out`, each
-    as (before, after, number of runs)."""
+    """For a recalibrated profile: `factor` of the profiled times, the `runs` it was fitted to, and mean errors `fitted`
+    and `held_out`, each as (before, after, number of runs)."""
     asked_at = models.DateTimeField(auto_now_add=True)
     done_at = models.DateTimeField(null=True, blank=True)
 

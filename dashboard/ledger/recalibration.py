@@ -106,7 +106,7 @@ def recalibrated(rows: Sequence[Prediction], user: Any) -> Profile:
         table=made.dump(),
         base=base,
         recalibration={
-            "factor": factor,
+            "factor": factor * base.recalibration.get("factor", 1.0),  # of the profiled time, as it is told
             "runs": [row.run_id for row in rows],
             **{name: [_mean(table, runs), _mean(made, runs), len(runs)] for name, runs in groups.items()},
         },
@@ -176,9 +176,8 @@ def _refused(request: HttpRequest, why: str) -> HttpResponse:
 @require_POST
 @member_required
 def undo(request: HttpRequest, pk: int) -> HttpResponse:
-    """Takes a recalibrated table back, so that the one it was made from is used again. A second request changes
-    nothing."""
+    """Takes a recalibrated table back: of the others the newest is used. A second request changes nothing."""
     profile = get_object_or_404(Profile.objects.exclude(recalibration={}).defer("table"), pk=pk)
     if undone(profile, request.user):
-        messages.success(request, f"{profile} is undone; predictions use the table that counted before.")
+        messages.success(request, f"{profile} is undone: runs are not predicted with it any more.")
     return redirect("ledger:record")

@@ -75,6 +75,21 @@ def test_marked_runs_recalibrate_and_the_others_are_held_out(member: Client, ali
     assert "on yard-a, recalibrated 1.50x:" in text and "3 runs held out" in text
 
 
+def test_a_table_that_is_recalibrated_again_is_told_against_the_profile(member: Client, alice: Any) -> None:
+    """Both times the runs took 1.5 times what was predicted for them."""
+    profile = _profiled(alice)
+    member.post("/partition/recalibrate", {"fit": [_ran(alice, {}).pk]})
+    first = Profile.objects.get(base=profile)
+    said = _said(member.post("/partition/recalibrate", {"fit": [_ran(alice, {}).pk]}))
+    assert "Computing takes 2.25x the profiled time." in said
+    second = Profile.objects.get(base=first)
+    assert str(second).endswith("on yard-a, recalibrated 2.25x")
+    said = _said(member.post(f"/partition/recalibrated/{first.pk}/undo"))
+    assert said.endswith("is undone: runs are not predicted with it any more.")
+    assert selectors.predicted(_spec({})).profile == second, "not the one that counted before the first"
+    assert "table before it counts" not in member.get("/partition/record/").content.decode()
+
+
 def test_a_recalibration_is_undone(member: Client, reader: Client, alice: Any) -> None:
     profile = _profiled(alice)
     row = _ran(alice, {})
@@ -90,7 +105,7 @@ def test_a_recalibration_is_undone(member: Client, reader: Client, alice: Any) -
     told.refresh_from_db()
     assert told.profile == made, "the earlier prediction stays on the record"
     text = member.get("/partition/record/").content.decode()
-    assert "Undone by alice. The table before it counts." in text and address not in text
+    assert "Undone by alice. Runs are not predicted with it any more." in text and address not in text
     assert text.count('name="fit"') == 1, "a run that an undone table predicted cannot be used for a fit"
     assert member.post(f"/partition/recalibrated/{profile.pk}/undo").status_code == 404
 
