@@ -45,7 +45,8 @@ class Point(NamedTuple):
 
     @property
     def ideal(self) -> float:
-        """The highest speedup possible on these devices."""
+        """The highest speedup possible on these devices, linear in those that compute at once. The ideal of a strategy,
+        of which other charts tell the share, is lower by its bubble."""
         return self._able(self.devices) / self._able(self.fewest)
 
     def _able(self, devices: int) -> int:
@@ -72,7 +73,7 @@ def named(*parts: str) -> str:
 
 
 def speedup(points: Sequence[Point], source: str) -> Chart:
-    """Speedup against devices, one line for each model, strategy and way of scaling; the ideal is dotted."""
+    """Speedup against devices, one line for each model, strategy and way of scaling; what is linear is dotted."""
     lines = _lines(points)
     counts = sorted({point.devices for point in points})
     drawn = [_line(own, [p.speedup for p in own], "%{y:.2f} x on %{x}", _symbol(points, own)) for own in lines]
@@ -82,12 +83,12 @@ def speedup(points: Sequence[Point], source: str) -> Chart:
         [p.name, str(p.devices), ratio_text(p.speedup), percent_text(p.efficiency), "yes" if p.disturbed else ""]
         for p in points
     ]
-    columns = ("run", "devices", "speedup", "of ideal", "disturbed")
-    subtitle = f"Speedup in samples/s over {_over(points)} of the same model; dotted = ideal, dashed = weak scaling"
+    columns = ("run", "devices", "speedup", "efficiency", "disturbed")
+    subtitle = f"Speedup in samples/s over {_over(points)} of the same model; dotted = linear, dashed = weak scaling"
     if shared := next((p for p in points if p.shared), None):
         subtitle += f"; {shared.devices} devices share {plural_text(shared.cores, 'core')}"
         if len({point.fewest for point in points}) == 1:  # else each base has an ideal of its own
-            subtitle += f", so ideal ends at {significant(shared.ideal)}"
+            subtitle += f", so linear ends at {significant(shared.ideal)}"
     title = (sentences(points) or [unscaled(points)])[0]
     return Chart("scaling", title, subtitle, source, figure, columns, rows)
 
@@ -113,11 +114,11 @@ def _ideals(points: Sequence[Point]) -> list[dict[str, Any]]:
         {
             "type": "scatter",
             "mode": "lines",
-            "name": "ideal" if fewest == 1 else f"ideal over {fewest} devices",
+            "name": "linear" if fewest == 1 else f"linear over {fewest} devices",
             "x": list(line),
             "y": list(line.values()),
             "line": {"color": var("ink-2"), "width": 1, "dash": "dot"},
-            "hovertemplate": "ideal: %{y} x<extra></extra>",
+            "hovertemplate": "linear: %{y} x<extra></extra>",
         }
         for fewest, line in ideals.items()
     ]
@@ -154,7 +155,7 @@ def sentences(points: Sequence[Point]) -> list[str]:
         return []
     best, worst = there[0], there[-1]
     cores = "1 core allows" if best.cores == 1 else f"{best.cores} cores allow"
-    what = f"of what {cores}, shared by {most} devices" if best.shared else f"of ideal on {most} devices"
+    what = f"of what {cores}, shared by {most} devices" if best.shared else f"efficiency on {most} devices"
     close = also_close([point.name for point in there[1:] if _within_noise(best, point)])
     out = [f"{percent_text(best.efficiency)} {what}: {best.name} scales best, {_times(best)}{close}."]
     if worst is not best:

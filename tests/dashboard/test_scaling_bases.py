@@ -60,7 +60,7 @@ def test_without_a_single_the_fewest_devices_with_a_result_are_the_base(
     client.force_login(alice)
     page = client.get(f"/studies/{study.pk}/")
     chart, verdict = page.context["charts"]["scaling"], page.context["verdict"]
-    assert chart.title == "100 % of ideal on 4 devices: DP, weak scales best, 2.00x of DP, strong on 2."
+    assert chart.title == "100 % efficiency on 4 devices: DP, weak scales best, 2.00x of DP, strong on 2."
     assert chart.title == verdict[0] and "over 2 devices (DP, strong) of the same model" in chart.subtitle
     assert chart.figure["layout"]["yaxis"]["title"]["text"] == "times 2 devices (DP, strong), samples/s"
     assert (chart.figure["data"][0]["x"], chart.figure["data"][0]["y"]) == ([2, 4], [1.0, 2.0])
@@ -171,8 +171,8 @@ def test_cores_that_devices_share_limit_the_ideal_over_several_devices() -> None
     ]
     alone = charts.speedup(shared, "s")
     assert alone.figure["data"][0]["y"][-1] == 2.0
-    assert alone.subtitle.endswith("; 8 devices share 4 cores, so ideal ends at 2")
+    assert alone.subtitle.endswith("; 8 devices share 4 cores, so linear ends at 2")
     mixed = charts.speedup([*shared, Point("MLP", "Single", "single", "", 1, 1.0, 0.0)], "s")
     assert "over the fewest devices with a result of the same model" in mixed.subtitle
     assert mixed.subtitle.endswith("; 8 devices share 4 cores")
-    assert [line["name"] for line in mixed.figure["data"][:2]] == ["ideal", "ideal over 2 devices"]
+    assert [line["name"] for line in mixed.figure["data"][:2]] == ["linear", "linear over 2 devices"]

@@ -151,7 +151,7 @@ def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -
     assert of_all["DP, weak"] is None, "another batch has no ideal over the baseline's"
     page = client.get(f"/studies/{study.pk}/")
     best = max((p for p in found.values() if p.devices == 2), key=lambda p: p.efficiency)
-    assert best.name in page.context["verdict"][0] and "of ideal on 2 devices" in page.content.decode()
+    assert best.name in page.context["verdict"][0] and "efficiency on 2 devices" in page.content.decode()
     assert {p.way for p in found.values()} == {"", "strong", "weak"}
     stalls = page.context["charts"]["stalls"]
     assert stalls.figure["data"][0]["x"] == [1, 2]
@@ -160,7 +160,19 @@ def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -
     report = client.get(f"/studies/{study.pk}/report/").content.decode()
     assert page.context["charts"]["scaling"].title in report and stalls.title in report
     assert set(charts_of(client, study)) >= {"scaling", "stalls"}
-    assert "of ideal on 2 devices" in client.get("/studies/").content.decode()
+    assert "efficiency on 2 devices" in client.get("/studies/").content.decode()
+
+
+def test_the_efficiency_of_a_pipeline_is_not_called_its_share_of_the_ideal(reader: Client, alice: Any) -> None:
+    """Its ideal is lower than the number of devices by its bubble."""
+    study = finished(alice, strategies=["gpipe"], ways=["strong"], counts=[1, 2])
+    view = overview(study.runs.all(), study.baseline)
+    (row,) = [row for row in view.rows if row.run.devices == 2]
+    (point,) = [point for point in scaling.points(view) if point.devices == 2]
+    assert row.entry.of_ideal == pytest.approx(point.efficiency * 5 / 4)
+    told = charts_of(reader, study)
+    assert "efficiency" in told["scaling"]["columns"] and "of ideal" not in told["scaling"]["columns"]
+    assert "of ideal" in told["speedup"]["columns"] and " efficiency on 2 devices: " in told["scaling"]["title"]
 
 
 def test_efficiencies_over_a_disturbed_device_are_warned_of_first(alice: Any) -> None:
@@ -171,7 +183,7 @@ def test_efficiencies_over_a_disturbed_device_are_warned_of_first(alice: Any) ->
     single.save(update_fields=("summary",))
     said = scaling.verdict(study, overview(study.runs.all(), study.baseline))
     assert "63 %" in said[0] and said[0].startswith("The baseline, Single, was disturbed")
-    assert said[1] == quiet[0] and "of ideal on 2 devices" in said[1]
+    assert said[1] == quiet[0] and "efficiency on 2 devices" in said[1]
 
 
 def test_titles_follow_the_numbers() -> None:
@@ -179,7 +191,7 @@ def test_titles_follow_the_numbers() -> None:
     gpt = Point("GPT", "DP", "dp", "weak", 4, 3.6, 0.1)
     vgg = Point("VGG-16", "DP", "dp", "weak", 4, 1.2, 0.62)
     assert charts.sentences([*one, gpt, vgg]) == [
-        "90 % of ideal on 4 devices: GPT, DP, weak scales best, 3.60x of one.",
+        "90 % efficiency on 4 devices: GPT, DP, weak scales best, 3.60x of one.",
         "30 % is the least on 4 devices: VGG-16, DP, weak, 1.20x of one.",
     ]
     stalls = charts.stalls([*one, gpt, vgg], "s")
@@ -200,7 +212,7 @@ def test_what_may_scale_as_well_is_said_to_be_within_noise() -> None:
         for way, speedup in (("weak", 1.3), ("strong", 1.0))
     )
     assert charts.sentences([one, best, other]) == [
-        "65 % of ideal on 2 devices: DP, weak scales best, 1.30x of one; DP, strong is within noise.",
+        "65 % efficiency on 2 devices: DP, weak scales best, 1.30x of one; DP, strong is within noise.",
         "50 % is the least on 2 devices: DP, strong, 1.00x of one.",
     ]
     far = other._replace(whiskers=(0.8, 0.85))
