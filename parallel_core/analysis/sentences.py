@@ -22,6 +22,7 @@ from parallel_core.analysis.quantities import (
     loss_text,
     minus_text,
     ns_text,
+    one_of,
     percent_text,
     plural_text,
     ratio_text,
@@ -108,8 +109,8 @@ def disturbed_baseline(baseline: Result) -> str:
     if not baseline.taken:
         return ""
     return (
-        f"The baseline, {baseline.label}, was disturbed: other processes took {percent_text(baseline.taken)} of its "
-        "devices, so speedups over it come out too high."
+        f"The baseline, {baseline.label}, was disturbed: other processes took {percent_text(baseline.taken)} of "
+        f"{one_of(baseline.devices)}, so speedups over it come out too high."
     )
 
 

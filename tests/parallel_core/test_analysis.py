@@ -184,6 +184,9 @@ def test_why_one_is_fastest_and_one_is_slowest_is_said() -> None:
     assert sentences.slowest([SINGLE, alone], SINGLE).endswith("; other processes took 70 % of its device.")
     assert sentences.disturbed_baseline(SINGLE) == ""
     assert sentences.disturbed_baseline(replace(SINGLE, taken=0.63)).startswith("The baseline, Single, was disturbed: ")
+    for base, whose in ((SINGLE, "its device"), (replace(DP, devices=2), "one of its devices")):
+        said = sentences.disturbed_baseline(replace(base, taken=0.63))
+        assert f" took 63 % of {whose}, so speedups" in said, "the share is of the device that others used most"
 
 
 def test_noise_is_said() -> None:
