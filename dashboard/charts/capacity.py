@@ -63,14 +63,16 @@ def title(entries: Sequence[Entry], room: Room | None) -> str:
         return f"0 of {plural_text(len(entries), 'run')} have a largest model{why}."
     most, best = max(known, key=lambda pair: pair[0])
     base = next((e for e in entries if e.baseline and e.largest is not None), None)
-    text = f"{count_text(most)} layers would fit with {best.label}, predicted"
+    layers = f"{count_text(most)} layer{'' if most == 1 else 's'} would fit with"
+    text = f"{layers} {best.label}, predicted"
     if base is None or base.largest == most or not base.largest:
         equal = [e.label for own, e in known if own == most and e is not best]
         others = equal[0] if len(equal) == 1 else f"{len(equal)} others"
-        return f"{text}, as many as with {others}." if equal else f"{text}, more than with any other run here."
+        alone = "" if len(known) == 1 else ", more than with any other run here"
+        return f"{text}, as many as with {others}." if equal else f"{text}{alone}."
     who = listed_text(shortened([e.label for own, e in known if own == most]))
     times = f"{ratio_text(most / base.largest)} the {count_text(base.largest)} of {base.label}"
-    return f"{count_text(most)} layers would fit with {who}, predicted: {times}."
+    return f"{layers} {who}, predicted: {times}."
 
 
 def _number(entry: Entry, most: int, found: bool) -> str:

@@ -27,6 +27,7 @@ from parallel_core.analysis.quantities import (
     count_text,
     one_of,
     percent_text,
+    plural_text,
     rate_text,
     seconds_text,
     significant,
@@ -168,7 +169,7 @@ def _succeeded(run: Run) -> Verdict:
     timed = run.summary.get("timed")
     early = f"{in_ended_words(run.detail, run.cause)} " if run.cause == "time_limit" else ""
     if not timed:
-        return Verdict(f"{early}{_diverged(run)}{(run.step or 0) + 1} steps done; none was timed.")
+        return Verdict(f"{early}{_diverged(run)}{plural_text((run.step or 0) + 1, 'step')} done; none was timed.")
     spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])} over {timed['n']} timed steps"
     first = f"{seconds_text(timed['median'])} a step ({spread if timed['n'] > 1 else 'the only one that was timed'})"
     if timed["median"] > 0:

@@ -258,10 +258,11 @@ def _all_equal(compared: Mapping[str, Parity], baseline: str, others: int, every
 
 def loss_title(first: float, last: float, steps: int, label: str) -> str:
     """Title of the loss curves, for the run `label`."""
+    after = f"after {count_text(steps)} step{'' if steps == 1 else 's'}"
     if not math.isfinite(last):
-        return f"Not finite after {count_text(steps)} steps: the loss of {label} began at {loss_text(first)}."
-    verb = "falls" if last < first else "rises" if last > first else "stays"
-    return f"{loss_text(last)} after {count_text(steps)} steps: the loss of {label} {verb} from {loss_text(first)}."
+        return f"Not finite {after}: the loss of {label} began at {loss_text(first)}."
+    verb = "falls from" if last < first else "rises from" if last > first else "stays at"
+    return f"{loss_text(last)} {after}: the loss of {label} {verb} {loss_text(first)}."
 
 
 def gantt_title(label: str, breakdown: Breakdown) -> str:

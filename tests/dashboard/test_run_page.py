@@ -182,6 +182,13 @@ def test_cancelled_before_start(reader: Client, alice: Any) -> None:
     assert "rank 0; not measured" in page and "measured on a step" not in page
 
 
+def test_a_run_of_one_step_has_done_one(alice: Any) -> None:
+    run = factory.queued(alice, train={"steps": 1, "warmup_steps": 0})
+    factory.start(run)
+    factory.end(run, State.SUCCEEDED)
+    assert verdict(run).sentence == "1 step done; none was timed."
+
+
 def test_a_cancelled_run_says_from_where_it_can_go_on(alice: Any) -> None:
     run = factory.queued(alice)
     attempt = factory.start(run)

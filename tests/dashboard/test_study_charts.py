@@ -175,6 +175,7 @@ def test_of_equals_one_is_named_and_the_others_are_said() -> None:
     assert title(alone, ("DP", 40)) == "90 layers would fit with PP-1F1B, predicted, more than with any other run here."
     assert title(alone, equal, ("DP", 40)).endswith("predicted, as many as with PP-1F1B async, no stash.")
     assert title(alone, equal, equal).endswith("predicted, as many as with 2 others.")
+    assert title(("DP", 1)) == "1 layer would fit with DP, predicted."
     both, times = "PP-1F1B and PP-1F1B async, no stash", "predicted: 2.25x the 40 of DP."
     assert title(("DP", 40), alone, equal) == f"90 layers would fit with {both}, {times}"
     assert title(("DP", 40), alone, equal, equal) == f"90 layers would fit with PP-1F1B and 2 others, {times}"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.runs.models import RankInfo, State
+from dashboard.runs.models import MemoryRecord, RankInfo, State
 from dashboard.studies import figures, method, report_answers, slowest
 from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.models import Study
@@ -90,6 +90,16 @@ def test_a_run_that_ended_before_its_first_timed_step_leaves_the_report_whole(
     assert early.summary["meters"] is None
     text = reader.get(f"/studies/{study.pk}/report/").content.decode()
     assert "in large matrix products." in text
+
+
+def test_report_says_as_its_page_of_how_many_runs_nothing_was_found(reader: Client, alice: Any) -> None:
+    study = Study.objects.create(name="One and one to come", owner=alice, kind="sweep")
+    factory.finished(alice, {}, study=study, position=0)
+    factory.queued(alice, {}, study=study, position=1)
+    MemoryRecord.objects.all().delete()  # what they made up is more than the model needs
+    said = "Nothing wrong found in 1 of 2 runs; checked up to "
+    for address in ("report/", "findings/"):
+        assert said in reader.get(f"/studies/{study.pk}/{address}").content.decode(), address
 
 
 def test_the_columns_of_the_table_are_the_whole_step() -> None:

@@ -205,6 +205,7 @@ def test_titles() -> None:
     assert sentences.memory_title([SINGLE, other]) == "80 MiB at most: Single and Twin."
     assert sentences.memory_title(ALL, 50 * MIB).endswith("; 1 of 3 are above the limit.")
     assert sentences.loss_title(5.54, 3.211, 43, "DP") == "3.211 after 43 steps: the loss of DP falls from 5.540."
+    assert sentences.loss_title(5.54, 5.54, 1, "DP") == "5.540 after 1 step: the loss of DP stays at 5.540."
     ended = sentences.loss_title(5.54, float("nan"), 43, "DP")
     assert ended == "Not finite after 43 steps: the loss of DP began at 5.540."
 
