@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import resuming
+from dashboard.runs import resuming, selectors
 from dashboard.runs.fleet_checks import offered_to
 from dashboard.runs.form_words import short_label
 from dashboard.runs.models import Run
 from dashboard.runs.run_files import Files
+from parallel_core.analysis.diagnosis.divergence import MEAN
 from parallel_core.analysis.quantities import bytes_text, plural_text, step_text
 from parallel_core.data.corpus import CorpusError
 from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage
@@ -42,7 +45,7 @@ def fix(run: Run) -> str:
         "worker_lost": f"{again} with a retry, used if a worker or the network between hosts is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
-        "not_finite": f"{again} at a lower learning rate, or one that {_warms_up(run)}.",
+        "not_finite": f"{_again(run, _before_it_rose(run))} at a lower learning rate, or one that {_warms_up(run)}.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
 
@@ -73,12 +76,24 @@ def _elsewhere(source: Run, step: int | None, *, generates: bool) -> str:
     return f"Run {source.pk} has no other checkpoint. {what}."
 
 
-def _again(run: Run) -> str:
-    """How to do the rest of the run."""
+def _again(run: Run, until: int | None = None) -> str:
+    """How to do the rest of the run, from a checkpoint of so many steps at most."""
     if run.between:
         return "Time the links again on Fleet"
-    steps = resuming.sound(run)
+    steps = [step for step in resuming.sound(run) if until is None or step <= until]
     return f"Resume it from {step_text(steps[-1])}" if steps else "Clone it"
+
+
+def _before_it_rose(run: Run) -> int:
+    """How many steps were done at the least of the MEAN losses that are lowest together: what was saved later had
+    diverged already."""
+    loss = selectors.series(run, "loss")
+    finite = np.isfinite(loss.value)
+    values, over = loss.value[finite], min(MEAN, int(finite.sum()))
+    if not over:
+        return 0
+    begin = int(np.convolve(values, np.ones(over), "valid").argmin())
+    return int(loss.step[finite][begin + values[begin : begin + over].argmin()]) + 1
 
 
 def _less_memory(run: Run) -> str:

@@ -7,6 +7,7 @@ are consistent with each other, as in a measured run.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,15 @@ def feed_steps(attempt: Attempt, upto: int, loss_shift: float = 0.0) -> None:
             head = {"kind": "spans", "rank": rank, "t": time.time(), "step": 10, "count": len(rows), "total": len(rows)}
             frames.append(encode(head, rows.tobytes()))
         feed(attempt, rank, b"".join(frames))
+
+
+def feed_losses(attempt: Attempt, loss: Sequence[float], first: int = 0, lr: float = 3e-4) -> None:
+    """Feeds the loss of each step from `first` on, its time of 0.1 s and its learning rate."""
+    values = {"loss": loss, "step_time": [0.1] * len(loss), "lr": [lr] * len(loss)}
+    rows = np.zeros((len(values), len(loss)), POINT)
+    rows["step"], rows["value"] = first + np.arange(len(loss)), list(values.values())
+    head = {"kind": "points", "rank": 0, "t": time.time(), "series": [[name, len(loss)] for name in values]}
+    feed(attempt, 0, encode(head, rows.tobytes()))
 
 
 def finished(owner: Any, split: dict[str, Any] | None = None, **kwargs: Any) -> Run:

@@ -22,6 +22,7 @@ from tests.dashboard.test_run_page import PIPELINE, html
 
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 EVIL = "<script>alert('x')</script>"
+NAN = float("nan")
 
 
 def failed(owner: Any, cause: str = "out_of_memory", detail: str = "Rank 1 ran out of memory.") -> Run:
@@ -58,6 +59,26 @@ def test_a_loss_that_stayed_nan_is_resumed_from_the_sound_checkpoint(reader: Cli
     assert "Resume it from step 8 at a lower learning rate, or one that warms up (“Steps of rate warm-up”)." in page
     Attempt.objects.filter(run=run).update(progress={"1": {"step": 8, "op": "0F1", "age": 1.0}})
     assert verdict(run).more == "", "the rank stopped between two steps, and in no operation"
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ([5.0, 4.6, 4.2, 3.9, 3.6, 3.4, 3.2, 3.1, 30.0, 400.0, 9e9, NAN, NAN], "Resume it from step 8 at a lower"),
+        ([5.0, 4.6, 4.2, 3.9, 3.6, 9.0, 30.0, 90.0, 300.0, 800.0, 9e9, NAN, NAN], "Resume it from step 4 at a lower"),
+        ([5.0, 9.0, 30.0, 60.0, 90.0, 200.0, 300.0, 800.0, 9e3, 9e5, NAN, NAN, NAN], "Clone it at a lower"),
+        ([NAN] * 13, "Clone it at a lower"),
+    ],
+)
+def test_what_was_saved_after_the_loss_had_risen_is_not_resumed(alice: Any, loss: list[float], said: str) -> None:
+    """Its weights had diverged already: a lower rate does not bring them back."""
+    run = factory.queued(alice)
+    attempt = factory.start(run)
+    factory.feed_losses(attempt, loss)
+    for step in range(4, 12, 4):
+        Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=step, bytes=1, seconds=0.1)
+    factory.end(run, State.FAILED, "The loss is not finite since step 11 (train.stop_on_nan).", "not_finite")
+    assert fix(run).startswith(said)
 
 
 def test_a_run_that_left_at_its_time_limit_says_so_and_can_be_resumed(client: Client, alice: Any) -> None:
