@@ -110,6 +110,9 @@ class _RunFacts:
         """Those that the newest one left; rank 0 records them."""
         return frozenset(self._ranks[0].kept)
 
+    def rate_before(self) -> None:
+        """A checkpoint's folder does not have it."""
+
     def traced_steps(self) -> Sequence[int]:
         found: list[int] = np.unique(np.concatenate([facts.steps for facts in self._ranks])).tolist()
         return found

@@ -67,7 +67,7 @@ class Findings:
 def findings(run: Run, wait: bool = True) -> Findings:
     """Judges what has arrived so far; without `wait`, only if that is quick."""
     newest = selectors.newest_traced_step(run)
-    if newest is None and run.loss is None:
+    if newest is None and run.step is None:  # not `loss`, which is None where it is not finite
         return Findings([], 0, 0)
     key = _key(run, newest)
     if not wait and newest is not None and key not in cache and selectors.span_counts(run, newest)[0] > QUICK_SPANS:
@@ -151,6 +151,13 @@ class _StoredRecords:
 
     def checkpoints(self) -> frozenset[int]:
         return frozenset(self.run.checkpoints.values_list("step", flat=True))
+
+    def rate_before(self) -> float | None:
+        source, step = self.run.resume_run, (self.run.resume_step or 0) - 1
+        if source is None or step < 0:
+            return None
+        found = selectors.first_after(source, "lr", 0, step - 1, 1)
+        return float(found.value[0]) if found.step.tolist() == [step] else None
 
     def traced_steps(self) -> Sequence[int]:
         return selectors.traced_steps(self.run)

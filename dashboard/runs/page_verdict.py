@@ -19,7 +19,7 @@ from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.skips import skipped
 from dashboard.runs.turns import queue_order
-from parallel_core.analysis.diagnosis.divergence import SPIKE, what_is_skipped
+from parallel_core.analysis.diagnosis.divergence import SPIKE, risen_since, what_is_skipped
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import (
@@ -188,6 +188,8 @@ def _rise(run: Run) -> str:
     last, points = run.summary.get("final_loss"), selectors.first_after(run, "loss", 0, -1, 1)
     if last is None or not len(points.value) or not last >= SPIKE * points.value[0]:
         return ""
+    if points.step[0] > 0 and not risen_since(selectors.series(run, "loss").value):
+        return ""  # it goes on from a checkpoint, so the first loss is that of one batch
     began = f"{significant(points.value[0], 4)} at {step_text(points.step[0])}"
     return f"The loss rose from {began} to {significant(last, 4)}. "
 

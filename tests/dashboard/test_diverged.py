@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
+from dashboard.runs.page_verdict import verdict
 from dashboard.studies import comparability, report_answers
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
@@ -108,3 +109,18 @@ def test_runs_of_other_rates_or_seeds_are_not_said_to_differ(alice: Any, study: 
 def test_a_finite_fastest_says_nothing_of_its_loss() -> None:
     quick, slow = (Result(name, Stats(t, t, t, t, 10)) for name, t in (("a", 1.0), ("b", 2.0)))
     assert "finite" not in fastest([quick, slow], slow)
+
+
+@pytest.mark.parametrize(
+    ("loss", "rose"),
+    [
+        ([0.02, 0.05, 0.01, 0.04, 0.02, 0.06, 0.01, 0.03, 0.02, 0.04, 0.01, 0.05], False),
+        ([2.0, 9.0, 12.0, 8.0, 7.0, 6.5, 6.0, 5.6, 5.3, 5.0, 4.8, 4.6], True),
+    ],
+)
+def test_one_batch_above_another_is_no_rise_of_a_run_that_goes_on(alice: Any, loss: list[float], rose: bool) -> None:
+    run = factory.queued(alice, train={"steps": 100 + len(loss)})
+    factory.feed_losses(factory.start(run), loss, first=100)
+    factory.end(run, State.SUCCEEDED)
+    assert verdict(run).sentence.startswith("The loss rose from 2 at step 100 to 4.6. ") is rose
+    assert ("The loss rose" in verdict(run).sentence) is rose

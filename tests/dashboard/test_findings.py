@@ -57,6 +57,33 @@ def test_the_checkpoints_of_a_case_are_those_that_a_worker_has(alice: Any) -> No
     assert case_of(run).checkpoints == {10, 30}
 
 
+def test_a_loss_that_is_not_finite_is_judged_though_no_step_was_traced_yet(alice: Any) -> None:
+    """Such a run ends after a few steps, and a loss that is not finite is stored as none."""
+    run = factory.queued(alice, train={"lr": 30.0})
+    attempt = factory.start(run)
+    assert findings.findings(run).checked == 0, "no step is done"
+    factory.feed_losses(attempt, [5.5, 80.0, *[float("nan")] * 5], lr=30.0)
+    factory.end(run, State.FAILED, "The loss is not finite since step 2.", "not_finite")
+    (card,) = findings.findings(run).cards
+    assert card.finding.title == "The loss is not a number from step 2 on."
+    assert "train.lr is 30 " in card.finding.evidence
+
+
+def test_the_rate_before_a_checkpoint_is_that_of_the_run_that_saved_it(alice: Any) -> None:
+    source, later = factory.queued(alice), factory.queued(alice, train={"lr": 0.3})
+    factory.feed_losses(factory.start(source), [5.0, 4.0, 3.0, 2.5, 2.0], lr=0.003)
+    factory.feed_losses(factory.start(later), [3.0, 30.0, 300.0, *[float("nan")] * 5], first=2, lr=0.3)
+    assert case_of(source).rate_before is None and case_of(later).rate_before is None
+    Run.objects.filter(pk=later.pk).update(resume_run=source, resume_step=2)
+    later.refresh_from_db()
+    assert case_of(later).rate_before == pytest.approx(0.003)
+    factory.end(later, State.FAILED, "The loss is not finite since step 5.", "not_finite")
+    (card,) = findings.findings(later).cards
+    assert "The learning rate jumped from 0.003 to 0.3 at step 2." in card.finding.evidence
+    later.resume_step = 9
+    assert case_of(later).rate_before is None, "which it has not"
+
+
 def test_a_run_that_goes_on_is_not_judged_anew_at_every_step(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = factory.queued(alice)
     judged: list[int | None] = []

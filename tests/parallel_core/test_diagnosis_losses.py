@@ -41,6 +41,17 @@ def test_a_loss_scale_is_named_only_where_a_step_went_through_with_it(skips: int
     assert found.evidence.endswith(evidence) and found.change.startswith(change)
 
 
+def test_a_scale_that_rises_too_soon_is_not_to_begin_lower() -> None:
+    """After every two good steps it doubles, and the third overflows."""
+    made = spec("fp16")
+    hasty = made.model_copy(update={"train": made.train.model_copy(update={"loss_scale_window": 2})})
+    scale, skipped = np.tile([256.0, 256.0, 512.0], 14)[:40], np.repeat(np.arange(14.0), 3)[1:41]
+    (found, *_) = diagnose(healthy(hasty, skipped=skipped, loss_scale=scale))
+    assert found.title == "13 of 40 steps were skipped: fp16 overflows."
+    assert found.evidence == "The loss scale rose 13 times, after 2 good steps each, and overflowed again."
+    assert found.change.startswith("Raise train.loss_scale_window, or train in bf16")
+
+
 def test_a_pipeline_that_stays_full_skips_updates() -> None:
     split = {"pp": 2, "micro_batches": 8, "schedule": "1f1b-stash"}
     train = {"global_batch": 64, "steps": 40, "precision": "fp16", "clip": "stage"}
@@ -53,6 +64,8 @@ def test_a_pipeline_that_stays_full_skips_updates() -> None:
     (own,) = [one for one in diagnose(resumed) if one.rule == "divergence"]
     assert own.title == "20 of 39 steps were skipped: fp16 overflows.", "the run before it skipped 60"
     assert own.evidence == "The loss scale began at 2 and was 2 in the last step."
+    assert own.change.startswith("Begin anew with a train.loss_scale of 2 or less, or train in bf16")
+    assert own.change.endswith("; a checkpoint keeps its own of both.")
     calm = diagnose(healthy(spec("fp16"), loss_steps=later, skipped=np.full(40, 60.0), loss_scale=from_first))
     assert not [one for one in calm if one.rule == "divergence"], "it skipped nothing itself"
     few = diagnose(healthy(at_once, skipped=np.minimum(np.arange(40.0) * 8, 60)))
@@ -134,6 +147,41 @@ def test_a_loss_that_was_not_finite_and_recovered_is_not_urgent() -> None:
     assert sprung.title.endswith("times its lowest: the loss has sprung up.") and sprung.urgent
     (none,) = diagnose(healthy(spec(), loss=np.full(40, np.nan)))
     assert none.title == "The loss is not a number from step 0 on."
+
+
+CALM = 0.02 * np.exp(0.8 * np.sin(2.4 * np.arange(40)))
+"""Losses of small batches, of which one may be five times another."""
+
+
+@pytest.mark.parametrize(
+    ("loss", "title"),
+    [
+        (CALM, ""),
+        (np.concatenate([[0.009], CALM[1:37], [0.05, 0.04, 0.06]]), ""),
+        (np.concatenate([[2.0, 9, 12, 8], np.linspace(6, 4.2, 36)]), "2.1 times its lowest: the loss has sprung up."),
+        (np.concatenate([np.linspace(2, 1, 20), np.linspace(2, 8, 20)]), "7.24 times its lowest: the loss has sprung"),
+    ],
+    ids=["noise", "low by chance at first", "at once", "later"],
+)
+def test_a_run_that_goes_on_has_diverged_where_it_ends_above_the_loss_that_it_began_with(
+    loss: np.ndarray, title: str
+) -> None:
+    """It begins with the loss of one batch, which is no bound as that of the untrained model is."""
+    case = healthy(spec(), loss=loss, loss_steps=np.arange(200, 240))
+    found = [one.title for one in diagnose(case) if one.rule == "divergence"]
+    assert len(found) == bool(title) and all(one.startswith(title) for one in found), found
+
+
+def test_a_rate_that_rose_over_the_checkpoint_is_the_cause() -> None:
+    rose = np.concatenate([[2.0, 9, 12, 8], np.linspace(6, 4.2, 36)])
+    resumed = healthy(spec(), loss=rose, loss_steps=np.arange(200, 240), lr=np.full(40, 3e-4))
+    (plain,) = diagnose(resumed)
+    assert plain.evidence.startswith("train.lr is 0.0003"), "what came before it is not known"
+    (jump,) = diagnose(replace(resumed, rate_before=3e-6))
+    assert jump.evidence == "The learning rate jumped from 3e-06 to 0.0003 at step 200."
+    assert jump.change.startswith("Undo that jump of 100 times")
+    (same,) = diagnose(replace(resumed, rate_before=3e-4))
+    assert same.evidence == plain.evidence
 
 
 TRAINED = np.linspace(3.0, 1.0, 40)

@@ -72,6 +72,8 @@ class Case:
     earlier: Case | None = None
     lr: Floats = field(default_factory=lambda: NO_POINTS)
     """Learning rate applied in each update."""
+    rate_before: float | None = None
+    """Learning rate of the last step before the checkpoint that it goes on from."""
     hosts: Sequence[str] = ()
     """Host of each rank, if there are several."""
     paces: Mapping[int, float] = field(default_factory=dict)

@@ -2,7 +2,9 @@
 
 Thresholds: a loss that is not finite, urgent only where it stays so to the end; or one that for the last 3 points is
 at least 1.5 times the lowest mean of 5 steps and above its first value, after at least 10 points; or one that rose to
-1.25 times that of the untrained model.
+1.25 times that of the untrained model. A run that goes on from a checkpoint begins with the loss of one batch, and the
+lowest of many windows is low by chance: there the last 3 are at least 1.5 times its first value, and above it by three
+times what the loss usually changes in a step.
 The falling loss of small batches fluctuates by some ten per cent. In fp16, more than 3 skipped steps that are more than
 a fifth of all: a loss scale starts high and is halved a few times, then one step in thousands overflows (Micikevicius
 et al. 2018, section 3.2).
@@ -16,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parallel_core.analysis.diagnosis.case import Case, Finding
+from parallel_core.analysis.diagnosis.case import Case, Finding, Floats
 from parallel_core.analysis.quantities import bound_text, few_text, plural_text, significant
 from parallel_core.learning_rate import rate_at
 from parallel_core.schedule.traits import TRAITS
@@ -28,6 +30,8 @@ GRADIENTS_GREW = 10.0
 JUMP = 3.0
 """Factor from one step to the next; a warm-up takes hundreds of steps for as much."""
 SPIKE = 1.25
+USUAL = 3.0
+"""How many usual changes of the logarithm a loss is above another by more than noise."""
 PLAIN = 1e7
 """Scales, rates and factors below this are written without an exponent."""
 
@@ -71,11 +75,21 @@ def _sprung(case: Case) -> tuple[float, int] | None:
     if len(case.loss) < POINTS:
         return None
     means = np.convolve(case.loss, np.ones(MEAN) / MEAN, "valid")
-    low = float(means.min())
+    low, at, first = float(means.min()), int(means.argmin()) + MEAN - 1, float(case.loss[0])
+    if _first_step(case) > 0:
+        return ((low, at) if low < first else (first, 0)) if risen_since(case.loss) else None
     last = case.loss[-LAST:]
-    if low <= 0 or last.min() < SPRING * low or last.min() < float(case.loss[0]):
+    if low <= 0 or last.min() < SPRING * low or last.min() < first:
         return None
-    return low, int(means.argmin()) + MEAN - 1
+    return low, at
+
+
+def risen_since(loss: Floats) -> bool:
+    """Whether the finite losses of a run that goes on from a checkpoint ended above the first by more than noise."""
+    if len(loss) < POINTS or loss.min() <= 0:
+        return False
+    usual = float(np.median(np.abs(np.diff(np.log(loss)))))
+    return bool(loss[-LAST:].min() >= max(SPRING, math.exp(USUAL * usual)) * loss[0])
 
 
 def what_is_skipped(spec: RunSpec) -> tuple[str, int]:
@@ -108,19 +122,34 @@ def _overflowing(case: Case) -> Finding | None:
     skipped, of = skipped_of(case.spec, case.skipped, first)
     if skipped <= SKIPPED or skipped < SKIPPED_SHARE * of:
         return None
+    title = f"{skipped:.0f} of {of} {what} were skipped: fp16 overflows."
+    rises = int((np.diff(case.loss_scale) > 0).sum())
+    evidence, change = _of_growth(case, rises) if 2 * rises >= skipped else _of_scale(case, bool(first))
+    return Finding("divergence", title, evidence, change, tab="metrics", urgent=True)
+
+
+def _of_growth(case: Case, rises: int) -> tuple[str, str]:
+    """(evidence, change) where the scale rose half as often as a step was skipped: one that begins lower rises, too."""
+    window = plural_text(case.spec.train.loss_scale_window, "good step")
+    return (
+        f"The loss scale rose {plural_text(rises, 'time')}, after {window} each, and overflowed again.",
+        "Raise train.loss_scale_window, or train in bf16, whose range is that of fp32.",
+    )
+
+
+def _of_scale(case: Case, resumed: bool) -> tuple[str, str]:
+    """(evidence, change) where the scale had to fall. A run that has `resumed` has that of its checkpoint."""
     scale = _scale_text(float(case.loss_scale[-1])) if len(case.loss_scale) else "unknown"
     still = len(case.skipped) > 1 and case.skipped[-1] > case.skipped[-2]
     known = len(case.loss_scale) > 0 and not still
-    do = f"Begin with a train.loss_scale of {scale} or less" if known else "Begin with a lower train.loss_scale"
+    begin = "Begin anew" if resumed else "Begin"
+    do = f"{begin} with a train.loss_scale of {scale} or less" if known else f"{begin} with a lower train.loss_scale"
     last = f"{scale} in the last step{', skipped, too' if still else ''}"
-    began = float(case.loss_scale[0]) if first and len(case.loss_scale) else case.spec.train.loss_scale
-    return Finding(
-        "divergence",
-        f"{skipped:.0f} of {of} {what} were skipped: fp16 overflows.",
+    began = float(case.loss_scale[0]) if resumed and len(case.loss_scale) else case.spec.train.loss_scale
+    kept = "; a checkpoint keeps its own of both" if resumed else ""
+    return (
         f"The loss scale began at {_scale_text(began)} and was {last}.",
-        f"{do}, or train in bf16, whose range is that of fp32.",
-        tab="metrics",
-        urgent=True,
+        f"{do}, or train in bf16, whose range is that of fp32{kept}.",
     )
 
 
@@ -175,11 +204,14 @@ def _older_weights(case: Case, at: int) -> tuple[str, str] | None:
 
 
 def _rate_jump(case: Case, at: int) -> tuple[str, str] | None:
-    """The learning rate rose at once by JUMP or more, beyond what its schedule asks for."""
-    rates = case.lr[: at + 1]
+    """The learning rate rose at once by JUMP or more, beyond what its schedule asks for; also over the checkpoint that
+    the run goes on from."""
+    rates, steps = case.lr[: at + 1], case.loss_steps[: at + 1].tolist()
+    if case.rate_before is not None and steps and steps[0] > 0:
+        rates, steps = np.concatenate([[case.rate_before], rates]), [steps[0] - 1, *steps]
     if len(rates) < 2 or not (rates > 0).all():
         return None
-    asked = np.array([rate_at(case.spec.train, int(step)) for step in case.loss_steps[: len(rates)]])
+    asked = np.array([rate_at(case.spec.train, step) for step in steps[: len(rates)]])
     rises = rates[1:] / rates[:-1] / (asked[1:] / asked[:-1])
     step = int(rises.argmax()) + 1
     factor = float(rises[step - 1])
@@ -187,7 +219,7 @@ def _rate_jump(case: Case, at: int) -> tuple[str, str] | None:
         return None
     return (
         f"The learning rate jumped from {_short(float(rates[step - 1]))} to {_short(float(rates[step]))} "
-        f"at step {case.loss_steps[step]}.",
+        f"at step {steps[step]}.",
         f"Undo that jump of {_short(factor)} times, or warm the rate up over hundreds of steps.",
     )
 

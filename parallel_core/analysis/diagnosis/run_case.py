@@ -38,6 +38,9 @@ class RunRecords(Protocol):
     def checkpoints(self) -> frozenset[int] | None:
         """Steps done at each checkpoint that is kept; None if unknown."""
 
+    def rate_before(self) -> float | None:
+        """Learning rate of the last step before the checkpoint that the run began from; None if unknown."""
+
     def spans(self, step: int) -> tuple[Step, int]:
         """(SPAN rows by rank of a traced step, how many spans its ranks recorded)."""
 
@@ -76,6 +79,7 @@ def case_from(
         others=others,
         earlier=earlier,
         lr=records.curve("lr")[1],
+        rate_before=records.rate_before(),
         hosts=hosts,
         paces=paces({rank: records.curve("reference_time", rank)[1] for rank in ranks}),
         checkpoints=records.checkpoints(),
