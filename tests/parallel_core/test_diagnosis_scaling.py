@@ -82,14 +82,12 @@ def test_what_another_rule_finds_behind_the_account_that_grew_is_what_to_do(
 @pytest.mark.parametrize(
     ("share", "columns", "change"),
     [
-        (0.30, False, "Use a split that sends less: tensor ranks have more to send of a larger batch, too."),
+        (0.30, False, "Give each device more work (a larger train.global_batch), or use a split that sends less."),
         (0.45, False, "45 % of the step is tensor-parallel communication. Keep tensor groups on the fastest link"),
         (0.45, True, "45 % of the step is tensor-parallel communication. Set parallel.tensor_split to pairs"),
     ],
 )
-def test_a_larger_batch_does_not_help_a_tensor_group_that_sends_as_much_more(
-    share: float, columns: bool, change: str
-) -> None:
+def test_a_tensor_group_that_is_too_fine_is_told_as_that(share: float, columns: bool, change: str) -> None:
     made, alone = spec(tp=2, tensor_split="columns" if columns else "pairs"), spec()
     earlier = Case(alone, [step(alone, costs(alone, factor={0: 0.6}))])
     found = scaling.check(Case(made, with_children(made, Kind.TP_COLLECTIVE, share), earlier=earlier))

@@ -72,8 +72,6 @@ def _change(grown: str, split: ParallelSpec) -> str:
             "" if split.schedule == "naive" else "Raise parallel.micro_batches and train.global_batch together, or "
         )
         return sentence_text(f"{several}use a schedule that waits less.")
-    if grown == "exposed_collective" and max(split.tensor_ranks) > 1:
-        return "Use a split that sends less: tensor ranks have more to send of a larger batch, too."
     return _CHANGES.get(grown, "Give each device more work: a larger train.global_batch.")
 
 
