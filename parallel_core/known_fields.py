@@ -55,6 +55,8 @@ WORDS = {
 }
 """Dotted name of each choice -> the words that every worker takes which knows the field; of a corpus, what stands
 before the colon. A word that is added to a choice is not added here: workers without it refuse a spec that has it."""
+_PLACES = tuple((field, *field.split(".")) for field in WORDS)
+"""(choice, its section, its name in that) of each."""
 EARLIEST = frozenset(
     {f"{section}.{name}" for section, names in _FIRST.items() for name in names.split()}
     | {f"{field}={word}" for field, words in WORDS.items() for word in words.split()}
@@ -89,15 +91,13 @@ def needs_later(spec: Mapping[str, Any]) -> tuple[str, ...]:
     """Dotted names beyond EARLIEST that a worker must know for this dumped spec: those of fields that do not have their
     default, of kinds of faults, and words of choices."""
     used = {name for name, is_default in _leaves(spec) if not is_default}
-    return tuple(sorted((used | set(_chosen(spec))) - EARLIEST))
+    return tuple(sorted((used | _chosen(spec)) - EARLIEST))
 
 
-def _chosen(spec: Mapping[str, Any]) -> Iterator[str]:
+def _chosen(spec: Mapping[str, Any]) -> set[str]:
     """`<field>=<word>` of every choice that the dumped spec has."""
-    for field in WORDS:
-        section, name = field.split(".")
-        if name in (values := spec.get(section, {})):
-            yield f"{field}={str(values[name]).partition(':')[0]}"
+    found = {(field, spec[at][name]) for field, at, name in _PLACES if at in spec and name in spec[at]}
+    return {f"{field}={value if field != CORPUS else str(value).partition(':')[0]}" for field, value in found}
 
 
 def without_unknown(spec: Mapping[str, Any], announced: Collection[str]) -> dict[str, Any]:
