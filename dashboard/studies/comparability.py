@@ -8,6 +8,7 @@ from typing import Any
 from dashboard.runs.spec_fields import ENTRIES
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.layout import Layout
+from parallel_core.outline import outline_of
 from parallel_core.outline.recompute import recomputed
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec, TrainSpec
@@ -44,11 +45,12 @@ def same_updates(a: RunSpec, b: RunSpec) -> bool:
     """Whether both runs are to compute the same updates.
 
     Each schedule without a flush has update rules of its own, by which an update may depend on the stages and their
-    replicas, too (`_delays`); and clipping gradients by stage gives other updates than clipping them all.
+    replicas, too (`_delays`); clipping gradients by stage gives other updates than clipping them all; and a batch norm
+    normalises each micro-batch by itself.
     """
     if (a.model, a.train.global_batch) != (b.model, b.train.global_batch) or a.parallel.flushes != b.parallel.flushes:
         return False
-    if a.train.clip_norm != b.train.clip_norm or _differing(a, b):
+    if _normalise_apart(a, b) or a.train.clip_norm != b.train.clip_norm or _differing(a, b):
         return False
     if not a.parallel.flushes:
         return _delays(a) == _delays(b)
@@ -70,6 +72,11 @@ def _delays(spec: RunSpec) -> tuple[Any, ...]:
     again = sync == "none" and split.recompute == "full"  # an attention core, all that `selective` repeats, has none
     rebuilt = recomputed(split, spec.model.units()) if again else frozenset()
     return split.schedule, split.copies, split.per_step, _stages(spec), rebuilt
+
+
+def _normalise_apart(a: RunSpec, b: RunSpec) -> bool:
+    """Whether batch norms see other samples together: replicas join theirs, micro-batches do not."""
+    return outline_of(a.model).batch_norm and a.parallel.micro_batches != b.parallel.micro_batches
 
 
 def _stages(spec: RunSpec) -> tuple[tuple[int, ...], ...]:
@@ -94,6 +101,8 @@ def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:
         named.insert(0, "Batch")
     if any(other.model != base.model for other in others):
         named.insert(0, "Model")
+    if not named and all(_normalise_apart(base, other) for other in others):
+        return "their batch norms see micro-batches of another size"
     if not named:
         return "they update by other rules"
     return f"they differ in {listed_text([label[:1].lower() + label[1:] for label in named])}"

@@ -111,3 +111,16 @@ def test_why_runs_do_not_compute_the_same_names_model_and_batch_beside_the_optim
     )
     assert why_not(base, [sgd, wider, larger]) == "they differ in model, batch and optimizer"
     assert why_not(base, [wider]) == "they differ in model"
+
+
+def test_batch_norms_compute_the_same_only_with_as_many_micro_batches() -> None:
+    def spec(kind: str, **parallel: Any) -> RunSpec:
+        train = {"global_batch": 16, "corpus": "digits"}
+        return RunSpec.model_validate({"model": {"kind": kind, "width": 2}, "parallel": parallel, "train": train})
+
+    resnet = {"one": spec("resnet50"), "dp": spec("resnet50", dp=2), "m": spec("resnet50", micro_batches=2)}
+    assert same_updates(resnet["one"], resnet["dp"])
+    assert same_updates(resnet["m"], spec("resnet50", dp=2, pp=2, micro_batches=2))
+    assert not same_updates(resnet["one"], resnet["m"]) and not same_updates(resnet["m"], resnet["one"])
+    assert why_not(resnet["one"], [resnet["m"]]) == "their batch norms see micro-batches of another size"
+    assert same_updates(spec("vgg16"), spec("vgg16", micro_batches=2)), "it has no batch norms"
