@@ -12,11 +12,10 @@ from dashboard.runs.layout_splits import Splits, resplit, splits_of
 from parallel_core.analysis.quantities import bytes_text, count_text, large_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.outline.splits import TensorSplit
-from parallel_core.plan.peak import standing
-from parallel_core.plan.rank_shards import Held, held
+from parallel_core.plan.rank_shards import Held, held, held_parameters
 from parallel_core.plan.traffic import CommVolume, comm_volumes, sent_bytes
 from parallel_core.plan.units import parameter_count
-from parallel_core.spec import MAIN_BYTES, RunSpec
+from parallel_core.spec import RunSpec
 
 DRAWN_PLACES, DRAWN_REPLICAS, DRAWN_TENSOR = 16, 8, 8
 
@@ -135,11 +134,7 @@ def _no_rank(asked: int, world: int) -> str:
 
 
 def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[CommVolume], hosts: Hosts) -> str:
-    layout = Layout.of(spec)
-    mine = (
-        standing(spec, layout.coords(rank).place).grads // MAIN_BYTES[spec.train.precision]
-    )  # weights may have copies
-    whole = parameter_count(spec.model)
+    mine, whole = held_parameters(spec, rank), parameter_count(spec.model)
     text = f"Rank {rank} holds {layers} of the {len(spec.model.units())} parts of the model and "
     text += f"{percent_text(mine / whole)} of {large_text(whole)} parameters"
     if not spoken:

@@ -1,4 +1,4 @@
-"""Layers and parameter shards held by one rank."""
+"""Layers, parameters and parameter shards held by one rank."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import TensorSplit, split_dim
+from parallel_core.plan import fully_sharded
+from parallel_core.plan.units import unit_costs
 from parallel_core.spec import RunSpec
 
 
@@ -41,6 +43,20 @@ def held(spec: RunSpec, rank: int) -> list[Held]:
         for stage in layout.stages_of(place)
         for i in layout.stage_units[stage]
     ]
+
+
+def held_parameters(spec: RunSpec, rank: int) -> int:
+    """Parameters that `rank` keeps between steps, without padding and further versions: those of its layers, of which
+    ZeRO-3, but not ZeRO-1 and 2, leaves a replica its part. A matrix tied within the rank counts once."""
+    layout, costs = Layout.of(spec), unit_costs(spec)
+    place, replica, _ = layout.coords(rank)
+    if fully_sharded.by_torch(spec):
+        return fully_sharded.owned(spec, costs, replica)
+    units = [unit for stage in layout.stages_of(place) for unit in layout.stage_units[stage]]
+    total = sum(sum(costs[unit].parameters) for unit in units)
+    if spec.model.tied and {0, len(costs) - 1} <= set(units):
+        total -= outline_of(spec.model).shared() // layout.widths[place]
+    return total // (spec.parallel.dp if spec.parallel.zero > 2 else 1)
 
 
 def _matrix(name: str, shape: tuple[int, ...], tensor: int, tp: int, how: TensorSplit) -> Matrix:

@@ -159,6 +159,20 @@ def test_older_weights_are_no_further_parameters() -> None:
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize(("zero", "share"), [(0, "100 %"), (1, "100 %"), (2, "100 %"), (3, "50 %")])
+def test_only_zero_3_leaves_a_replica_a_part_of_the_parameters(zero: int, share: str) -> None:
+    assert f" and {share} of 875 k parameters; " in picture(spec(dp=2, zero=zero), 1).sentence
+
+
+@pytest.mark.parametrize(
+    "model", [{"kind": "resnet50", "width": 8}, {"kind": "mlp", "hidden": 8}, {"hidden": 8, "heads": 2, "tied": True}]
+)
+def test_padding_is_no_parameter(model: dict[str, Any]) -> None:
+    corpus = {"corpus": "digits"} if "kind" in model else {}
+    alone = RunSpec.model_validate({"model": model, "train": {"global_batch": 16, **corpus}})
+    assert " and 100 % of " in picture(alone, 0).sentence
+
+
 def test_places_have_as_many_cells_as_replicas() -> None:
     drawn = picture(spec(pp=2, replicas=(2, 1), micro_batches=4, schedule="1f1b"), 2)
     assert [[[cell.rank for cell in tensor] for tensor in row] for row in drawn.rows] == [[[0], [2]], [[1], []]]
