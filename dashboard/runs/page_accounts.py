@@ -13,7 +13,7 @@ from dashboard.runs import selectors, traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.breakdown import COMPONENTS, Account
-from parallel_core.analysis.critical import critical_path
+from parallel_core.analysis.critical import LINK, critical_path
 from parallel_core.analysis.losses import losses
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import ns_text, percent_text, step_text
@@ -31,11 +31,12 @@ def context(run: Run, step: int | None) -> dict[str, Any]:
     trace = traces.trace(run, step)
     if trace is None:
         return {"accounts": [], "dropped": selectors.dropped_text(run, step)}
-    path = critical_path(trace.spans, trace.layout)
+    path = critical_path(trace.spans, trace.layout) if trace.trained.parallel.flushes else np.empty(0, LINK)
     return table(trace.accounts) | {
         "account_step": trace.step,
         "path": path_rows(path),
         "path_sentence": path_sentence(path),
+        "no_path": "" if trace.trained.parallel.flushes else traces.STREAMED,
         "losses": _losses(traces.of_speedup(trace, step)),
         "no_losses": _why_no_losses(trace),
         "partial": "" if trace.whole else f"{trace.kept} of {trace.total} spans were kept: sums cover those alone.",

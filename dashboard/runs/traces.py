@@ -23,6 +23,9 @@ from parallel_core.schedule import build
 from parallel_core.simulate.measured import Measured, measure
 from parallel_core.spec import RunSpec
 
+STREAMED = "some of this step's work was done in the step before: its pipeline never flushes."
+"""Why there is no plan, replay or critical path of a step."""
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -83,7 +86,7 @@ def measured(spec: RunSpec, spans: Mapping[int, np.ndarray], layout: Layout) -> 
     """The measured costs of the step with these `spans`; raises ValueError as `Trace.measured` does."""
     kept = sum(map(len, spans.values()))
     if not spec.parallel.flushes:
-        raise ValueError("some of this step's work was done in the step before: its pipeline never flushes.")
+        raise ValueError(STREAMED)
     if kept > REPLAYED:
         raise ValueError(f"this step has {count_text(kept)} spans; up to {count_text(REPLAYED)} are replayed.")
     if kept < spec.parallel.stages * spec.parallel.per_step:  # before building a far longer schedule

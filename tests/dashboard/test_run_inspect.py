@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
@@ -56,6 +57,17 @@ def test_accounts_add_up_and_name_what_the_speedup_lost(client: Client, alice: A
     for account in traced(run).accounts.values():
         assert account.warmup + account.steady + account.drain == account.parts.bubble
     assert "One device has nothing to lose" in tab(client, study.runs.get(position=0), "tab=accounts")
+
+
+def test_a_step_of_a_pipeline_that_never_flushes_has_no_critical_path(client: Client, alice: Any) -> None:
+    """The chain goes on in the step before, so what is found of it here is not as long as the step."""
+    run = factory.finished(alice, PIPELINE | {"schedule": "1f1b-stash"}, train={"clip": "stage"})
+    client.force_login(alice)
+    said, drawn = tab(client, run, "tab=accounts"), tab(client, run, "tab=timeline")
+    never = "its pipeline never flushes."
+    assert f"None: some of this step's work was done in the step before: {never}" in html.unescape(said)
+    assert "of the critical path is on rank" not in said and "Where the step went, rank by rank" in said
+    assert f"{never} So there is no plan to hold it against, and no critical path is drawn." in drawn
 
 
 def test_without_a_one_device_run_it_says_what_is_missing(client: Client, alice: Any) -> None:
