@@ -12,6 +12,7 @@ from dashboard.runs.layout_splits import Splits, resplit, splits_of
 from parallel_core.analysis.quantities import bytes_text, count_text, large_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.outline.splits import TensorSplit
+from parallel_core.plan.grad_buckets import shards_of
 from parallel_core.plan.rank_shards import Held, held, held_parameters
 from parallel_core.plan.traffic import CommVolume, comm_volumes, sent_bytes
 from parallel_core.plan.units import parameter_count
@@ -81,6 +82,8 @@ class Picture:
     how: TensorSplit = "pairs"
     splits: Splits | None = None
     hosts: Hosts = ALONE
+    shards: int = 1
+    """Replicas over which ZeRO-3 divides what is drawn."""
 
     @property
     def query(self) -> str:
@@ -124,6 +127,7 @@ def picture(own: RunSpec, rank: int, how: str = "", hosts: Hosts = ALONE) -> Pic
         how=spec.parallel.tensor_split,
         splits=splits_of(own, rank, spec.parallel.tensor_split),
         hosts=hosts,
+        shards=shards_of(spec) if spec.parallel.zero > 2 else 1,
     )
 
 

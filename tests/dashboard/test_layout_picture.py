@@ -12,7 +12,7 @@ from hypothesis import given
 
 from dashboard.runs.layout_hosts import Hosts, even
 from dashboard.runs.layout_picture import picture
-from dashboard.runs.models import SpanChunk
+from dashboard.runs.models import Run, SpanChunk
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -162,6 +162,22 @@ def test_older_weights_are_no_further_parameters() -> None:
 @pytest.mark.parametrize(("zero", "share"), [(0, "100 %"), (1, "100 %"), (2, "100 %"), (3, "50 %")])
 def test_only_zero_3_leaves_a_replica_a_part_of_the_parameters(zero: int, share: str) -> None:
     assert f" and {share} of 875 k parameters; " in picture(spec(dp=2, zero=zero), 1).sentence
+
+
+@pytest.mark.usefixtures("redis_url")
+def test_under_zero_3_a_drawn_layer_is_gathered_not_held(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+
+    def page(zero: int, kind: str) -> str:
+        run = factory.finished(alice, {"dp": 2, "zero": zero})
+        if kind != "gpt":
+            changed = {"model": {"kind": kind}, "train": {**run.spec["train"], "corpus": "digits"}}
+            Run.objects.filter(pk=run.pk).update(spec=run.spec | changed)
+        return str(client.get(reverse("runs:page", args=[run.pk]) + "?tab=layout").content.decode())
+
+    assert "filled: the part that this rank holds;" in page(2, "gpt")
+    assert "works with, gathered from 2 replicas that keep equal parts (ZeRO-3);" in page(3, "gpt")
+    assert "held whole: this kind" in page(2, "mlp") and "gathered whole: this kind" in page(3, "mlp")
 
 
 @pytest.mark.parametrize(
