@@ -92,7 +92,11 @@ def test_a_fault_of_the_loss_scale_hides_no_other_finding() -> None:
 def test_causes_of_a_divergence() -> None:
     nan = np.where(np.arange(40) < 25, 3.0, np.nan)
     (overflow,) = diagnose(healthy(spec("fp16"), loss=nan, skipped=np.arange(40.0), loss_scale=np.full(40, 1.0)))
-    assert "overflowed in fp16" in overflow.evidence
+    assert "overflowed in fp16" in overflow.evidence and overflow.change.startswith("Train in bf16")
+    high = np.concatenate([np.full(14, 5.5), np.linspace(35, 90, 11), np.full(15, np.nan)])
+    first = np.minimum(np.arange(1.0, 41.0), 14)
+    (rose,) = diagnose(healthy(spec("fp16"), loss=high, skipped=first, loss_scale=np.full(40, 2.0**16)))
+    assert "train.lr is 0.0003" in rose.evidence, "the scale had fallen until step 14, and the loss rose after it"
     (rate,) = diagnose(healthy(spec(), loss=nan, grad_norm=np.where(np.arange(40) < 25, 1.0, 50.0)))
     assert "train.lr is 0.0003" in rate.evidence
     assert "step 25" in rate.title

@@ -185,12 +185,15 @@ def _cause(case: Case, at: int) -> tuple[str, str]:
 
 
 def _fp16_overflow(case: Case, at: int) -> tuple[str, str] | None:
+    """Not where the loss rose before: the scale is a factor on gradients alone, so no other one would keep it low."""
     skipped, _ = skipped_of(case.spec, case.skipped[: at + 1], _first_step(case))
-    if case.spec.train.precision != "fp16" or skipped <= SKIPPED:
+    finite = case.loss[np.isfinite(case.loss)]
+    rose = len(finite) > 0 and (finite.max() >= SPIKE * finite[0] or finite[-1] >= SPIKE * finite.min())
+    if case.spec.train.precision != "fp16" or skipped <= SKIPPED or rose:
         return None
     return (
         f"{skipped:.0f} {what_is_skipped(case.spec)[0]} had overflowed in fp16 before it.",
-        "Begin with a lower train.loss_scale, or train in bf16.",
+        "Train in bf16, whose range is that of fp32.",
     )
 
 
