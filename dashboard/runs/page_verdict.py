@@ -19,7 +19,7 @@ from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.skips import skipped
 from dashboard.runs.turns import queue_order
-from parallel_core.analysis.diagnosis.divergence import SPIKE, risen_since, what_is_skipped
+from parallel_core.analysis.diagnosis.divergence import LAST, SPIKE, risen_since, what_is_skipped
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import (
@@ -185,12 +185,12 @@ def _succeeded(run: Run) -> Verdict:
 
 def _rise(run: Run) -> str:
     """That the run ended at a loss above its first one, by more than noise: nothing else matters about it; else ''."""
-    last, points = run.summary.get("final_loss"), selectors.first_after(run, "loss", 0, -1, 1)
-    if last is None or not len(points.value) or not last >= SPIKE * points.value[0]:
-        return ""
-    if points.step[0] > 0 and not risen_since(selectors.series(run, "loss").value):
-        return ""  # it goes on from a checkpoint, so the first loss is that of one batch
-    began = f"{significant(points.value[0], 4)} at {step_text(points.step[0])}"
+    last, loss = run.summary.get("final_loss"), selectors.series(run, "loss")
+    if last is None or not (loss.value[-LAST:].min() >= SPIKE * loss.value[0]):
+        return ""  # not of the last one alone, which may be that of an odd batch
+    if loss.step[0] > 0 and not risen_since(loss.value):
+        return ""  # it goes on from a checkpoint, so the first one may be that of an odd batch, too
+    began = f"{significant(loss.value[0], 4)} at {step_text(loss.step[0])}"
     return f"The loss rose from {began} to {significant(last, 4)}. "
 
 

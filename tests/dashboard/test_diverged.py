@@ -124,3 +124,10 @@ def test_one_batch_above_another_is_no_rise_of_a_run_that_goes_on(alice: Any, lo
     factory.end(run, State.SUCCEEDED)
     assert verdict(run).sentence.startswith("The loss rose from 2 at step 100 to 4.6. ") is rose
     assert ("The loss rose" in verdict(run).sentence) is rose
+
+
+def test_one_batch_that_is_far_off_at_the_end_is_no_rise(alice: Any) -> None:
+    run = factory.queued(alice, train={"steps": 12})
+    factory.feed_losses(factory.start(run), [2.9, 2.0, 1.0, 0.4, 0.2, 0.9, 0.1, 0.3, 0.05, 0.4, 0.1, 4.0])
+    factory.end(run, State.SUCCEEDED)
+    assert "The loss rose" not in verdict(run).sentence

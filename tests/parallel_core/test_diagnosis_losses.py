@@ -93,10 +93,10 @@ def test_causes_of_a_divergence() -> None:
     nan = np.where(np.arange(40) < 25, 3.0, np.nan)
     (overflow,) = diagnose(healthy(spec("fp16"), loss=nan, skipped=np.arange(40.0), loss_scale=np.full(40, 1.0)))
     assert "overflowed in fp16" in overflow.evidence and overflow.change.startswith("Train in bf16")
-    high = np.concatenate([np.full(14, 5.5), np.linspace(35, 90, 11), np.full(15, np.nan)])
+    rising = np.concatenate([np.full(14, 5.5), np.linspace(35, 90, 11), np.full(15, np.nan)])
     first = np.minimum(np.arange(1.0, 41.0), 14)
-    (rose,) = diagnose(healthy(spec("fp16"), loss=high, skipped=first, loss_scale=np.full(40, 2.0**16)))
-    assert "train.lr is 0.0003" in rose.evidence, "the scale had fallen until step 14, and the loss rose after it"
+    (grown,) = diagnose(healthy(spec("fp16"), loss=rising, skipped=first, loss_scale=np.full(40, 2.0**16)))
+    assert "train.lr is 0.0003" in grown.evidence, "the scale had fallen until step 14, and the loss rose after it"
     (rate,) = diagnose(healthy(spec(), loss=nan, grad_norm=np.where(np.arange(40) < 25, 1.0, 50.0)))
     assert "train.lr is 0.0003" in rate.evidence
     assert "step 25" in rate.title
@@ -174,6 +174,28 @@ def test_a_run_that_goes_on_has_diverged_where_it_ends_above_the_loss_that_it_be
     case = healthy(spec(), loss=loss, loss_steps=np.arange(200, 240))
     found = [one.title for one in diagnose(case) if one.rule == "divergence"]
     assert len(found) == bool(title) and all(one.startswith(title) for one in found), found
+
+
+NOISY = np.exp(np.random.default_rng(3).normal(-2.5, 1.8, 400))
+"""Losses of one sample at a time in a run that learns well: most are small, a few above that of the untrained model."""
+
+
+@pytest.mark.parametrize("begins", [0, 200])
+def test_one_sample_that_is_far_off_is_no_divergence(begins: int) -> None:
+    loss = np.where(np.arange(400) == 369, 14.6, NOISY)
+    loss[0] = 2.9 if begins == 0 else 0.1
+    steps = begins + np.arange(400)
+    calm = diagnose(healthy(spec(), loss=loss, loss_steps=steps, lr=np.full(400, 3e-4)))
+    assert "divergence" not in [one.rule for one in calm]
+    lost = np.where(np.arange(400) < 50, loss, 30.0 + 20 * np.sin(np.arange(400)))
+    (found,) = diagnose(healthy(spec(), loss=np.minimum(lost, 60), loss_steps=steps, lr=np.full(400, 3e-4)))
+    assert found.rule == "divergence"
+
+
+def test_a_run_that_goes_on_and_rises_above_an_untrained_model_has_diverged_though_it_came_down_again() -> None:
+    loss = np.concatenate([[2.7, 19, 42, 50, 30, 20, 14, 11], np.linspace(9, 3, 32)])
+    (found,) = diagnose(healthy(spec(), loss=loss, loss_steps=np.arange(100, 140), lr=np.full(40, 1.0)))
+    assert found.title == "50 at step 103: the loss rose above that of the untrained model."
 
 
 def test_a_rate_that_rose_over_the_checkpoint_is_the_cause() -> None:

@@ -2,9 +2,10 @@
 
 Thresholds: a loss that is not finite, urgent only where it stays so to the end; or one that for the last 3 points is
 at least 1.5 times the lowest mean of 5 steps and above its first value, after at least 10 points; or one that rose to
-1.25 times that of the untrained model. A run that goes on from a checkpoint begins with the loss of one batch, and the
-lowest of many windows is low by chance: there the last 3 are at least 1.5 times its first value, and above it by three
-times what the loss usually changes in a step.
+1.25 times that of the untrained model, and above its median by four times what the loss usually changes in a step: of
+a few samples at a time, one may be as far off as that in a run that learns well. A run that goes on from a checkpoint
+begins with the loss of one batch, and the lowest of many windows is low by chance: there the last 3 are at least 1.5
+times its first value, and above it by three such changes; an untrained model guesses among all classes.
 The falling loss of small batches fluctuates by some ten per cent. In fp16, more than 3 skipped steps that are more than
 a fifth of all: a loss scale starts high and is halved a few times, then one step in thousands overflows (Micikevicius
 et al. 2018, section 3.2).
@@ -21,6 +22,7 @@ import numpy as np
 from parallel_core.analysis.diagnosis.case import Case, Finding, Floats
 from parallel_core.analysis.quantities import bound_text, few_text, plural_text, significant
 from parallel_core.learning_rate import rate_at
+from parallel_core.outline import outline_of
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
@@ -30,8 +32,10 @@ GRADIENTS_GREW = 10.0
 JUMP = 3.0
 """Factor from one step to the next; a warm-up takes hundreds of steps for as much."""
 SPIKE = 1.25
-USUAL = 3.0
-"""How many usual changes of the logarithm a loss is above another by more than noise."""
+RISEN, HIGHEST = 3.0, 4.0
+"""How many usual changes of the logarithm the last losses, or the highest of many, are above others beyond noise."""
+LEAST = 1e-12
+"""Losses below it count as it: the logarithm of a loss that is 0 is not finite."""
 PLAIN = 1e7
 """Scales, rates and factors below this are written without an exponent."""
 
@@ -60,14 +64,31 @@ def _grown(case: Case) -> Finding | None:
         low, at = risen
         title = f"{significant(float(case.loss[-1]) / low)} times its lowest: the loss has sprung up."
         return _finding(case, title, at)
-    if (found := _overflowing(case)) is not None or not len(case.loss) or case.loss_steps[0] != 0:
+    if (found := _overflowing(case)) is not None or not len(case.loss):
         return found
     at = int(case.loss.argmax())
-    if float(case.loss[at]) < SPIKE * float(case.loss[0]):
+    high, begun = float(case.loss[at]), max(float(case.loss[0]), _untrained(case))
+    if high < SPIKE * begun or high < math.exp(HIGHEST * _usual(case.loss)) * float(np.median(case.loss)):
         return None
-    height = significant(float(case.loss[at]))
-    title = f"{height} at step {case.loss_steps[at]}: the loss rose above that of the untrained model."
+    title = f"{significant(high)} at step {case.loss_steps[at]}: the loss rose above that of the untrained model."
     return _finding(case, title, at)
+
+
+def _untrained(case: Case) -> float:
+    """The loss of a model that guesses among all classes, where the run goes on from a checkpoint; else 0, as its first
+    loss is that."""
+    if _first_step(case) == 0:
+        return 0.0
+    model = case.spec.model
+    return math.log(model.vocab if "vocab" in outline_of(model).fields else model.classes)
+
+
+def _usual(loss: Floats) -> float:
+    """By how much the logarithm of the loss usually changes in a step; of one that rises most of the time, by how much
+    it falls: what diverges is no noise."""
+    changes = np.diff(np.log(np.maximum(loss, LEAST)))
+    falls = -changes[changes < 0]
+    return float(min(np.median(np.abs(changes)), np.median(falls))) if len(falls) else 0.0
 
 
 def _sprung(case: Case) -> tuple[float, int] | None:
@@ -86,10 +107,9 @@ def _sprung(case: Case) -> tuple[float, int] | None:
 
 def risen_since(loss: Floats) -> bool:
     """Whether the finite losses of a run that goes on from a checkpoint ended above the first by more than noise."""
-    if len(loss) < POINTS or loss.min() <= 0:
+    if len(loss) < POINTS:
         return False
-    usual = float(np.median(np.abs(np.diff(np.log(loss)))))
-    return bool(loss[-LAST:].min() >= max(SPRING, math.exp(USUAL * usual)) * loss[0])
+    return bool(loss[-LAST:].min() >= max(SPRING, math.exp(RISEN * _usual(loss))) * loss[0])
 
 
 def what_is_skipped(spec: RunSpec) -> tuple[str, int]:
