@@ -81,7 +81,7 @@ class Timeline:
 
 
 def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None) -> Timeline:
-    """The last `hours` of every device of `workers`."""
+    """The last `hours` of every device of `workers`, and of those that were held in them and are not listed now."""
     now = now or timezone.now()
     since = now - timedelta(hours=hours)
     rows = {(w.worker.name, d.kind, d.index): Row(w.worker.name, d.index, d.kind) for w in workers for d in w.every}
@@ -95,10 +95,11 @@ def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None)
     for attempt, bar in reversed(drawn):
         for node in attempt.devices:
             for index in node["devices"]:
-                if row := rows.get((node["worker"], kind_of(attempt.run), index)):
-                    row.bars.append(bar)
+                kind = kind_of(attempt.run)
+                # A device that no worker lists any more was held nevertheless.
+                rows.setdefault((node["worker"], kind, index), Row(node["worker"], index, kind)).bars.append(bar)
     table = [Held(bar, _devices(attempt)) for attempt, bar in drawn[:MAX_LISTED]]
-    return Timeline(list(rows.values()), _ticks(since, now), table, len(drawn), len(found))
+    return Timeline([rows[key] for key in sorted(rows)], _ticks(since, now), table, len(drawn), len(found))
 
 
 def _ticks(since: datetime, now: datetime) -> list[tuple[float, str]]:

@@ -33,6 +33,21 @@ def test_timeline_bars_lie_where_the_attempts_were(alice: Any) -> None:
     assert (found.shown, found.total) == (1, 1)
 
 
+def test_a_device_that_is_not_listed_any_more_was_held_nevertheless(alice: Any) -> None:
+    attempt = factory.start(factory.queued(alice, {"dp": 2}))
+    host = factory.worker()
+    host.devices = host.devices[:1]
+    host.save()
+    other = {"worker": "gone", "devices": [0], "first_rank": 1, "address": "127.0.0.1"}
+    Attempt.objects.filter(pk=attempt.pk).update(devices=[*attempt.devices, other])
+    found = timeline(worker_views.workers(), 1)
+    assert [(row.worker, row.index, len(row.bars)) for row in found.rows] == [
+        ("gone", 0, 1),
+        ("yard-a", 0, 1),
+        ("yard-a", 1, 1),
+    ]
+
+
 def test_times_of_another_day_say_which(alice: Any) -> None:
     now = datetime(2026, 3, 1, 6, 30, tzinfo=UTC)
     over, held = (factory.start(factory.queued(alice)) for _ in range(2))
