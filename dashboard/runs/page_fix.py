@@ -11,6 +11,7 @@ from dashboard.runs.fleet_checks import offered_to
 from dashboard.runs.form_words import short_label
 from dashboard.runs.models import Run
 from dashboard.runs.run_files import Files
+from dashboard.runs.states import retries_at_first
 from parallel_core.analysis.diagnosis.divergence import MEAN
 from parallel_core.analysis.quantities import bytes_text, plural_text, step_text
 from parallel_core.data.corpus import CorpusError
@@ -42,12 +43,16 @@ def fix(run: Run) -> str:
     return {
         "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
         "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
-        "worker_lost": f"{again} with a retry, used if a worker or the network between hosts is lost.",
+        "worker_lost": f"{again} with {_retries(run)}, used if a worker or the network between hosts is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
         "not_finite": f"{_again(run, _before_it_rose(run))} at a lower learning rate, or one that {_warms_up(run)}.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _retries(run: Run) -> str:
+    return "more retries" if retries_at_first(run) else "a retry"
 
 
 def _warms_up(run: Run) -> str:

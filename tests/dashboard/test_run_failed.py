@@ -219,3 +219,12 @@ def test_log_is_read_on_from_where_it_was(reader: Client, alice: Any) -> None:
     assert part["end"] == part["total"]
     assert reader.get(url, {"rank": 1, "start": part["end"]}).json()["text"] == ""
     assert reader.get(url, {"rank": 7}).json()["total"] == 0
+
+
+@pytest.mark.parametrize(("retries", "said"), [(0, "with a retry, used if"), (2, "with more retries, used if")])
+def test_a_run_that_was_lost_is_to_have_more_retries_than_it_had(alice: Any, retries: int, said: str) -> None:
+    run = factory.queued(alice, retries=retries)
+    for _ in range(retries + 1):
+        states.lose(factory.start(run), "Worker yard-a sent no heartbeat for 6 s.")
+    run.refresh_from_db()
+    assert run.state == State.LOST and said in fix(run)
