@@ -52,7 +52,12 @@ def chart(entries: Sequence[Entry], source: str) -> Chart:
         f"Step time against worst-rank memory{scaling}; arrow: plain to recomputation; line: no run beats these in both"
     )
     subtitle += f"; names: {fields}" if (fields := named_by(entries)) else ""
-    rows = [
+    columns = (run_column(entries), step, *COLUMNS)
+    return Chart("tradeoff", _title(points, best), subtitle, source, figure, columns, _rows(points, best))
+
+
+def _rows(points: Sequence[Point], best: Sequence[Point]) -> list[list[str]]:
+    return [
         [
             e.name,
             seconds_text(ms / 1e3, zeros=True),
@@ -61,8 +66,6 @@ def chart(entries: Sequence[Entry], source: str) -> Chart:
         ]
         for e, ms, mib in points
     ]
-    columns = (run_column(entries), step, *COLUMNS)
-    return Chart("tradeoff", _title(points, best), subtitle, source, figure, columns, rows)
 
 
 def _scaling(entries: Sequence[Entry]) -> tuple[str, str]:
