@@ -66,7 +66,13 @@ def scatter(points: Sequence[Point], limit: float, title: str, shown: str) -> Ch
         hovermode="closest",
     )
     subtitle = "Step time against memory of the fullest rank; dotted = none is better in both, red line = the device"
-    rows = [
+    columns, figure = ("plan", "step, s", "memory", "fits", "none is better in both"), {"data": data, "layout": layout}
+    return Chart("plans", title, subtitle, f"{SOURCE}; {shown}", figure, columns, _rows(points))
+
+
+def _rows(points: Sequence[Point]) -> list[list[str]]:
+    """Of the best plans and the chosen one."""
+    return [
         [
             p.label,
             significant(p.seconds, zeros=True),
@@ -77,8 +83,6 @@ def scatter(points: Sequence[Point], limit: float, title: str, shown: str) -> Ch
         for p in points
         if p.best or p.chosen
     ]
-    columns = ("plan", "step, s", "memory", "fits", "none is better in both")
-    return Chart("plans", title, subtitle, f"{SOURCE}; {shown}", {"data": data, "layout": layout}, columns, rows)
 
 
 _MARKERS: dict[str, dict[str, Any]] = {
