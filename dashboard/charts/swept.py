@@ -70,8 +70,6 @@ def _heat_map(fields: Sequence[Field], tried: Sequence[Tried], best: Tried, quan
         cells.setdefault((one.places[down], one.places[across]), []).append(one)
     places = [[(y, x) for x in range(len(fields[across].values))] for y in range(len(fields[down].values))]
     means = {place: _mean(runs) for place, runs in cells.items()}
-    known = sorted(mean for mean in means.values() if mean is not None)
-    least, middle = known[0], known[len(known) // 2]
     trace = {
         "type": "heatmap",
         "x": list(range(len(fields[across].values))),
@@ -80,10 +78,7 @@ def _heat_map(fields: Sequence[Field], tried: Sequence[Tried], best: Tried, quan
         "text": [[_cell(cells.get(place, ()), means.get(place), quantity) for place in row] for row in places],
         "customdata": [[_hover(place, fields, (down, across), cells, means, quantity) for place in r] for r in places],
         "hovertemplate": "%{customdata}<extra></extra>",
-        "colorscale": [[0, var("heat-best")], [1, var("sunken")]],
-        "zmin": least,
-        "zmax": max(min(known[-1], least + FAR * (middle - least)), least + 1e-12),
-        "showscale": False,
+        **_scale([mean for mean in means.values() if mean is not None]),
         "xgap": 2,
         "ygap": 2,
     }
@@ -97,6 +92,18 @@ def _heat_map(fields: Sequence[Field], tried: Sequence[Tried], best: Tried, quan
         | {"title": theme.axis(escape_label(fields[down].label))["title"]},
     )
     return {"data": [trace, _ring(best.places[across], best.places[down])], "layout": layout}
+
+
+def _scale(values: Sequence[float]) -> dict[str, Any]:
+    """The colours of cells with these values, of which those far above the best share the last one."""
+    known = sorted(values)
+    least, middle = known[0], known[len(known) // 2]
+    return {
+        "colorscale": [[0, var("heat-best")], [1, var("sunken")]],
+        "zmin": least,
+        "zmax": max(min(known[-1], least + FAR * (middle - least)), least + 1e-12),
+        "showscale": False,
+    }
 
 
 def _mean(runs: Sequence[Tried]) -> float | None:
