@@ -102,14 +102,19 @@ def chart(
     if above:
         figure["layout"]["yaxis"] |= {"range": [0, top], "autorange": False}
         figure["layout"]["meta"]["above"] = above  # the page offers a button that shows them
-    all_of_them = "both" if len(lines) == 2 else f"all {len(lines)}"
-    alike = f"{all_of_them} lines lie on one another" if _alike(lines) else ""
     which = many_lines.words(len(lines), leaders, first) if many else ""
-    subtitle = "; ".join(filter(None, (f"{unit.capitalize()} of each run", which, _patterns(lines), alike)))
     of_all = f"{len(curves)} {of}" if len(lines) < len(curves) else ""
     source = f"{source}; {_counted(lines, older, of_all, above)}"
     zeros = _fractions(curves)
-    return Chart(key, title, subtitle, source, figure, COLUMNS, [_row(curve, zeros) for curve in curves])
+    rows = [_row(curve, zeros) for curve in curves]
+    return Chart(key, title, _subtitle(lines, unit, which), source, figure, COLUMNS, rows)
+
+
+def _subtitle(lines: Sequence[Curve], unit: str, which: str) -> str:
+    """What is drawn, and `which` of many lines are coloured."""
+    all_of_them = "both" if len(lines) == 2 else f"all {len(lines)}"
+    alike = f"{all_of_them} lines lie on one another" if _alike(lines) else ""
+    return "; ".join(filter(None, (f"{unit.capitalize()} of each run", which, _patterns(lines), alike)))
 
 
 def _counted(drawn: Sequence[Curve], older: Sequence[Curve], of_all: str, above: int) -> str:
