@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -54,19 +54,10 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         return render(request, "studies/compare.html", {"view": None, **absent})
     live = live_context(request, runs)
     view, rows = live["view"], live["rows"]
-    specs = [row.spec for row in rows]
-    differing, same = differences(specs)
-    places = [view.places.get(row.run.pk, NOWHERE) for row in rows]
-    apart, wide = [*differing, *compare.placed_apart(places)], len(rows) > MOST_COLUMNS
-    unlike = " ".join(filter(None, (compare.unlike(specs), compare.begun(rows))))
     context = {
         **absent,
+        **_apart(view, rows),
         "chosen": chosen,
-        "differing": apart,
-        "noise": not unlike and all(place.known for place in places),
-        "by_run": [(row, [one.values[i] for one in apart]) for i, row in enumerate(rows)] if wide else (),
-        "same": same,
-        "unlike": unlike,
         "under_way": bool(view.open),
         "gantt_src": _gantt_src(runs[:MAX_DRAWN]),
         "gantt_height": 56 * sum(run.devices for run in runs[:MAX_DRAWN]) + 80,
@@ -78,6 +69,22 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         "others": _others(runs[0]) if len(runs) == 1 else (),
     }
     return render(request, "studies/compare.html", live | context)
+
+
+def _apart(view: Overview, rows: Sequence[Row]) -> dict[str, Any]:
+    """The context of what differs between the runs, and whether they can be compared."""
+    specs = [row.spec for row in rows]
+    differing, same = differences(specs)
+    places = [view.places.get(row.run.pk, NOWHERE) for row in rows]
+    apart, wide = [*differing, *compare.placed_apart(places)], len(rows) > MOST_COLUMNS
+    unlike = " ".join(filter(None, (compare.unlike(specs), compare.begun(rows))))
+    return {
+        "differing": apart,
+        "noise": not unlike and all(place.known for place in places),
+        "by_run": [(row, [one.values[i] for one in apart]) for i, row in enumerate(rows)] if wide else (),
+        "same": same,
+        "unlike": unlike,
+    }
 
 
 LIVE_PARTS = {
