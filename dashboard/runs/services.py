@@ -174,14 +174,10 @@ def _checked(owner: Any, request: RunRequest) -> Run:
     return Run(
         **_of_spec(parsed, task),
         **origin,
+        **_in_queue(owner, request),
         owner=owner,
         study=study,
-        position=request.get("position", 0),
-        exclusive=request.get("exclusive", False),
         retries_left=retries,
-        host_count=request.get("host_count", 0),
-        run_on=request.get("run_on", "") if study is None else study.run_on,
-        priority=request.get("priority", 0) if study is None else levels.allowed(owner, study.priority),
         repeats_id=request.get("repeats"),
         based_on_id=request.get("based_on"),
         needs_memory=None if task or request.get("anyway") else predicted_need(parsed),
@@ -189,6 +185,18 @@ def _checked(owner: Any, request: RunRequest) -> Run:
         tags=tags,
         queued_at=timezone.now(),
     )
+
+
+def _in_queue(owner: Any, request: RunRequest) -> dict[str, Any]:
+    """The fields of the row that say when and where it is placed; of a run of a study some are the study's."""
+    study = request.get("study")
+    return {
+        "position": request.get("position", 0),
+        "exclusive": request.get("exclusive", False),
+        "host_count": request.get("host_count", 0),
+        "run_on": request.get("run_on", "") if study is None else study.run_on,
+        "priority": request.get("priority", 0) if study is None else levels.allowed(owner, study.priority),
+    }
 
 
 def predicted_need(spec: RunSpec) -> int | None:
