@@ -88,9 +88,17 @@ class FlatParameters:
         self.buckets = places.buckets
         self.wired = places.pieces(main.itemsize)
         """The smaller pieces that are reduced one by one where CPU ranks on several hosts reduce unsharded buckets."""
-        self.parts = [bucket.part(shard.index, shard.count) for bucket in places.buckets]
+        self._take_own(shard)
+        self.slots = [self._slot(name, shapes[name], start) for name, start in places.starts.items()]
+        by_name = {slot.name: slot.parameter for slot in self.slots}
+        for name, module, attribute in named:
+            setattr(module, attribute, by_name[name])
+
+    def _take_own(self, shard: Shard) -> None:
+        """Finds what this replica owns of the buffers."""
+        self.parts = [bucket.part(shard.index, shard.count) for bucket in self.buckets]
         """The elements that this replica owns of each bucket."""
-        self.owned = self.parts if shard.count > 1 else [slice(0, places.size)]
+        self.owned = self.parts if shard.count > 1 else [slice(0, self.size)]
         """The same elements in as few slices as possible: one where nothing is sharded."""
         sizes_owned = [piece.stop - piece.start for piece in self.owned]
         self.mine = self.grads.split(sizes_owned) if shard.shard_grads else [self.grads[piece] for piece in self.owned]
@@ -98,10 +106,6 @@ class FlatParameters:
         values = self.values
         self.held = values.split(sizes_owned) if shard.shard_values else [values[piece] for piece in self.owned]
         """The values of each slice of `owned`."""
-        self.slots = [self._slot(name, shapes[name], start) for name, start in places.starts.items()]
-        by_name = {slot.name: slot.parameter for slot in self.slots}
-        for name, module, attribute in named:
-            setattr(module, attribute, by_name[name])
 
     def _slot(self, name: str, shape: torch.Size, start: int) -> Slot:
         stop = start + shape.numel()
