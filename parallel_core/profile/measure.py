@@ -72,19 +72,8 @@ def measure(
 ) -> CostTable:
     """Profiles `model` with `ranks` ranks on devices 0, 1, ... of this host; `deterministic` as in TrainSpec. Raises
     ProfileFailed, also when no rank has moved for `no_progress_s` seconds."""
-    spec = RunSpec.model_validate(
-        {
-            "model": model.model_dump(),
-            "parallel": {"dp": ranks},
-            "train": {
-                "corpus": outline_of(model).profiled,
-                "global_batch": ranks * outline_of(model).least_samples,
-                "precision": precision,
-                "device": device,
-                "deterministic": deterministic,
-            },
-        }
-    )
+    kinds = {"precision": precision, "device": device, "deterministic": deterministic}
+    spec = _replicas(model, ranks, kinds)
     with tempfile.TemporaryDirectory(prefix="trainyard-profile-") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(asdict(request)))
@@ -95,6 +84,13 @@ def measure(
             raise ProfileFailed(outcome.failure(), _stacks(folder, ranks) if outcome.stood else outcome.traceback())
         found = [header for rank in range(ranks) for header in outcome.headers(rank, "profile")]
     return _table(spec, request, found)
+
+
+def _replicas(model: ModelSpec, ranks: int, train: Mapping[str, Any]) -> RunSpec:
+    """The run of the profiling ranks: replicas of the model, each with the fewest samples that it takes."""
+    outline = outline_of(model)
+    told = {**train, "corpus": outline.profiled, "global_batch": ranks * outline.least_samples}
+    return RunSpec.model_validate({"model": model.model_dump(), "parallel": {"dp": ranks}, "train": told})
 
 
 def _stacks(folder: Path, ranks: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.host_group import HostGroup, HostWork
+from parallel_core.engine.stage import Batch
 from parallel_core.profile.layers import LayerBench, draw
 from parallel_core.profile.pace_probe import PaceProbe
 from parallel_core.profile.repeats import expected
@@ -83,12 +84,7 @@ def measure(
     took: tuple[list[_Times], ...] = [], []
     paces: list[float] = []
     for turn in range(_WARM + _MOST):
-        each = []
-        pacer.begin()
-        for bench in benches:
-            bench.read(batch)
-            each.append(_pass(bench, group))
-            pacer.measure()
+        each = _turn(benches, batch, group, pacer)
         if turn < _WARM:
             continue
         found = pacer.paces(len(each))
@@ -100,6 +96,17 @@ def measure(
     pace, (own, cut) = expected(paces), ([expected(part) for part in zip(*kept, strict=True)] for kept in took)
     forward, backward = (pace * max(0.0, more - less) for more, less in zip(cut, own, strict=True))
     return Added(forward, backward, pace)
+
+
+def _turn(benches: Iterable[LayerBench], batch: Batch, group: LoopbackGroup, pacer: PaceProbe) -> list[_Times]:
+    """Runs a pass of each, with the reference work around it."""
+    each = []
+    pacer.begin()
+    for bench in benches:
+        bench.read(batch)
+        each.append(_pass(bench, group))
+        pacer.measure()
+    return each
 
 
 def sharded(plain: RunSpec, level: int) -> RunSpec:
