@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import time
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -28,10 +27,11 @@ from parallel_core.engine.norm import Totals
 from parallel_core.engine.peak import TotalPeak
 from parallel_core.engine.profiled import is_profiled, profiled
 from parallel_core.engine.reference_probe import ProbeReading
+from parallel_core.engine.run_summary import RunSummary, hex64
 from parallel_core.engine.snapshot import snapshotted
 from parallel_core.engine.step_meter import StepMeter
 from parallel_core.engine.step_times import StepTimes
-from parallel_core.engine.stream import Staleness, TotalStaleness
+from parallel_core.engine.stream import Staleness
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.memory import MemoryMeter
@@ -41,7 +41,6 @@ from parallel_core.observe.scope import Scope
 from parallel_core.observe.trace_request import TraceRequest, TraceRequests
 from parallel_core.plan.chips import Peak
 from parallel_core.processes import start_ticks
-from parallel_core.profile.repeats import expected
 from parallel_core.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -61,11 +60,10 @@ class Reporter:
         self._spec, self._rank, self._sink, self._device, self._asked = spec, rank, sink, device, asked
         self._requested: TraceRequest | None = None
         self._points: dict[str, list[tuple[int, float, float]]] = {}
-        self._stale = TotalStaleness()
+        self._summary = RunSummary()
         self._flushed = self._logged = 0.0
         self._work = Work.of(spec)
         self._peak: TotalPeak | None = None
-        self._print: Print | None = None
         self.clock = Clock()
         """The clock to which times in records are converted."""
         self.meter: StepMeter | None = None
@@ -73,8 +71,6 @@ class Reporter:
         self.others: Callable[[], float | None] = lambda: None
         """Returns the share of this rank's device that other processes used in its timed steps so far; None before the
         first, or if unknown."""
-        # 8 bytes each, as the summary is of all of them
-        self._checks, self._references, self._company = array("d"), array("d"), array("d")
 
     def hello(
         self, flat: FlatParameters, units: tuple[str, ...], layout: Layout, reads: Mapping[str, str] | None = None
@@ -150,7 +146,7 @@ class Reporter:
         values = {"rank_step_time": took}
         if staleness is not None:
             values["staleness"] = staleness.mean
-            self._stale.add(staleness)
+            self._summary.add_staleness(staleness)
         if self._rank == 0:
             values |= {"step_time": took, "lr": lr, **self._speeds(took)}
         due = last or now - self._flushed >= FLUSH_S
@@ -178,9 +174,7 @@ class Reporter:
     def reference(self, step: int, reading: ProbeReading) -> None:
         """Adds what the reference work after the step took."""
         self._add(step, time.time(), {"reference_time": reading.together})
-        self._references.append(reading.together)
-        if reading.alone:
-            self._company.append(reading.together / reading.alone)
+        self._summary.add_reference(reading)
 
     def evaluated(self, found: Evaluated) -> None:
         """Adds the held-out loss after a step, which rank 0 alone reports. Writes it where no step follows."""
@@ -226,8 +220,7 @@ class Reporter:
 
     def fingerprint(self, found: Print) -> None:
         """Keeps a check in which all replicas were equal, for the summary; rank 0 logs the fingerprint."""
-        self._print = found
-        self._checks.append(found.seconds)
+        self._summary.add_check(found)
         if self._rank == 0:
             log.info("after step %d all replicas are equal: parameters %s", found.step, hex64(found.parameters))
 
@@ -270,34 +263,5 @@ class Reporter:
         total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())
         timed = asdict(summarise(times.timed))
         peak = self._peak._asdict() if self._peak else None
-        more = {**self._equal(), **self._staleness(), **self._reference()}
-        more["other_processes"] = processes
+        more = {**self._summary.entries(), "other_processes": processes}
         self._sink.emit("summary", steps=steps, timed=timed, cpu_others=others, params_total=total, peak=peak, **more)
-
-    def _equal(self) -> dict[str, Any]:
-        """The summary's `fingerprint`; {} if nothing was compared."""
-        found = self._print
-        if found is None:
-            return {}
-        numbers = {"parameters": hex64(found.parameters), "samples": hex64(found.samples)}
-        seconds = float(np.median(self._checks))
-        return {"fingerprint": {"step": found.step, "checks": len(self._checks), "seconds": seconds, **numbers}}
-
-    def _reference(self) -> dict[str, Any]:
-        """The summary's `reference`; {} if the reference work was not done."""
-        if not self._references:
-            return {}
-        company = {"company": float(np.median(self._company)), "alone": len(self._company)} if self._company else {}
-        return {"reference": {"seconds": expected(self._references), "times": len(self._references), **company}}
-
-    def _staleness(self) -> dict[str, Any]:
-        """The summary's `staleness`, mean and maximum over all steps; {} if the pipeline flushes."""
-        if not self._stale.steps:
-            return {}
-        found = self._stale.whole()
-        return {"staleness": {"mean": found.mean, "max": found.most}}
-
-
-def hex64(number: int) -> str:
-    """A number of 64 bits as 16 hexadecimal digits."""
-    return f"{number:016x}"
