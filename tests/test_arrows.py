@@ -33,6 +33,7 @@ WITH_TORCH = (
     "parallel_core.profile.fixed",
     "parallel_core.profile.fully_shard",
     "parallel_core.profile.host_link_bench",
+    "parallel_core.profile.layer_pair",
     "parallel_core.profile.layers",
     "parallel_core.profile.links",
     "parallel_core.profile.oversubscription",

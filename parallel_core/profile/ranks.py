@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -26,25 +22,15 @@ from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.grad_buckets import GATHERS_AHEAD
 from parallel_core.profile import fully_shard, links, own_shards
-from parallel_core.profile.cpu_steal import undisturbed
 from parallel_core.profile.fixed import FixedBench
-from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
+from parallel_core.profile.layer_pair import LayerPair, Paced
+from parallel_core.profile.layers import LayerBench, draw, layer_bytes, spec_of
 from parallel_core.profile.oversubscription import MEETINGS, ratio
 from parallel_core.profile.pace_probe import PaceProbe
-from parallel_core.profile.repeats import expected
 from parallel_core.profile.request import ProfileRequest
-from parallel_core.profile.table import Layers, Part
 from parallel_core.spec import RunSpec
 
 LEAST_REPEATS, MOST_REPEATS = 3, 25
-
-
-class Paced(NamedTuple):
-    """A row at the pace of a device whose reference work takes `reference` seconds; `paces`: the pace of each turn."""
-
-    row: Layers
-    reference: float
-    paces: list[float]
 
 
 def be_rank(args: RankArgs, sink: FileSink, page: Progress) -> None:
@@ -146,7 +132,7 @@ class _Rank:
         if self.rank >= self.request.devices:
             self._turns([], levels)
             return []
-        bench = _Pair(specs, self.device, self.reference, self.page.moved)
+        bench = LayerPair(specs, self.device, self.reference, self.page.moved)
         fixed = FixedBench(specs[-1], self.device, self.page) if first else None
         if first and self.rank == 0:
             rows = layer_bytes(specs[-1], bench.each, bench.saved())
@@ -168,7 +154,7 @@ class _Rank:
             self._turns([], [tp])
             return []
         specs = [self._spec(tp, recompute, samples, split) for samples in self._samples(tp, split)]
-        bench = _Pair(specs, self.device, self.reference, self.page.moved, group)
+        bench = LayerPair(specs, self.device, self.reference, self.page.moved, group)
         self._turns([bench], [tp])
         return bench.rows(tp, joined=True)
 
@@ -190,7 +176,7 @@ class _Rank:
         pacer = PaceProbe(self.reference, group)
         return ratio(bench, pacer, ranks // devices, self.rank < devices, self._together, self._agree)
 
-    def _turns(self, benches: Sequence[_Pair | FixedBench], levels: Sequence[int]) -> None:
+    def _turns(self, benches: Sequence[LayerPair | FixedBench], levels: Sequence[int]) -> None:
         """Repeats until the time is up: single devices and all at once alternate, so that disturbances affect both.
 
         Before that everything runs once, just as much as allocates every buffer that the repeats use.
@@ -235,75 +221,3 @@ class _Rank:
         common = torch.tensor([float(mine)], device=self.device.torch)
         dist.broadcast(common, 0)
         return int(common.item())
-
-
-class _Pair:
-    """Measures the layers one by one and as a whole, and keeps the times of all repeats."""
-
-    def __init__(
-        self,
-        specs: Sequence[RunSpec],
-        device: Device,
-        reference: Reference | None,
-        moved: Callable[[], None],
-        group: Group = None,
-    ) -> None:
-        """`reference`: reference work that is done between all passes, relative to which they are measured; None:
-        without. `moved` is called when a layer begins."""
-        self._reference, self._pacer = reference, PaceProbe(reference, group)
-        self._paces = defaultdict[int, list[float]](list)
-        self._group, self._device = group, device
-        units, made = specs[-1].model.units(), partial(LayerBench, specs[-1], device=device, group=group, moved=moved)
-        self.specs, self.each = specs, made([[unit] for unit in units])
-        self.whole = made([units])
-        self.batches = [draw(spec, device) for spec in specs]
-        self.took: dict[tuple[int, int], tuple[dict[Any, list[Any]], dict[Any, list[Any]]]] = {}
-
-    def warm(self, busy: int) -> None:
-        """Runs one pass with a split backward for every number of samples, which allocates all buffers."""
-        del busy
-        for batch in self.batches:
-            for bench in (self.each, self.whole):
-                bench.read(batch)
-                bench.run(split=True)
-        if self._reference is not None:
-            self._reference.timed_pass()
-
-    def once(self, busy: int) -> None:
-        """Runs one pass of every kind for every number of samples."""
-        passes: list[tuple[dict[Any, list[Any]], dict[Part, np.ndarray]]] = []
-        self._pacer.begin()
-        for i, batch in enumerate(self.batches):
-            kept = self.took.setdefault((i, busy), ({}, {}))
-            for bench, found in zip((self.each, self.whole), kept, strict=True):
-                bench.read(batch)
-                for split in (False, True):
-                    parts, share = undisturbed(partial(bench.run, split), self._group, self._device)
-                    passes.append((found, {part: share * np.array(seconds) for part, seconds in parts.items()}))
-                    self._pacer.measure()
-        paces = self._pacer.paces(len(passes))
-        for (found, parts_taken), pace in zip(passes, paces, strict=True):
-            for part, taken in parts_taken.items():
-                found.setdefault(part, []).append(taken / pace)
-        self._paces[busy].append(float(np.mean(paces)))
-
-    def reference(self, busy: int) -> float:
-        """Returns the seconds of the reference work between these passes; 0 where it was not done."""
-        return expected(self._paces[busy]) if self._reference is not None else 0.0
-
-    def saved(self) -> list[int]:
-        self.each.read(self.batches[-1])
-        return self.each.saved()
-
-    def rows(self, tp: int, joined: bool = False) -> list[Paced]:
-        found: list[Paced] = []
-        for (i, busy), (each, whole) in self.took.items():
-            if not each:
-                continue
-            self.each.read(self.batches[i])
-            messages = self.each.messages() if tp > 1 and not joined else {}
-            pace = self.reference(busy)
-            timed = ({part: (pace or 1.0) * np.array(took) for part, took in of.items()} for of in (each, whole))
-            made = row(self.specs[i], busy, next(timed), next(timed), messages, joined)
-            found.append(Paced(made, pace, self._paces[busy] if pace else []))
-        return found
