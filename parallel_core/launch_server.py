@@ -22,6 +22,7 @@ from parallel_core import launch, processes
 from parallel_core.atomic_file import NO_SPACE
 from parallel_core.launch import StartCommand, Store
 from parallel_core.launch_attempt import Attempt
+from parallel_core.launch_children import blame, next_ended
 from parallel_core.launch_rank import RankArgs, RunRank, be_rank, engine
 from parallel_core.observe.host import listen_at
 
@@ -208,11 +209,11 @@ class Server:
     def _reap(self) -> None:
         """Reaps every child that has ended; of several at once the most likely culprit is reported first."""
         ended = []
-        while (child := _next_ended()) is not None:
+        while (child := next_ended()) is not None:
             pid, code = child
             attempt = next((a for a in self.attempts.values() if pid in a.pids), None)
             if attempt is not None:  # otherwise a process that a rank had left behind
-                ended.append((_blame(code), code, attempt.pids[pid], attempt))
+                ended.append((blame(code), code, attempt.pids[pid], attempt))
         for _, code, rank, attempt in sorted(ended, key=lambda item: item[0]):
             self._ended(attempt, rank, code)
 
@@ -233,36 +234,6 @@ class Server:
     def _patience(self) -> float:
         """Returns the seconds until something is due."""
         return min([LONGEST_WAIT_S, *(attempt.patience() for attempt in self.attempts.values())])
-
-
-def _next_ended() -> tuple[int, int] | None:
-    """Reaps a child that has ended and returns (pid, exit code); None where there is none.
-
-    Processes that it left in its session are killed before it is reaped, while its pid, and so its process group,
-    cannot be reused.
-    """
-    try:
-        if not hasattr(os, "waitid"):  # macOS before Python 3.13
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        else:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            pid = ended.si_pid if ended else 0
-            if pid:
-                _kill_group(pid)
-                _, status = os.waitpid(pid, 0)
-    except ChildProcessError:
-        return None
-    return (pid, os.waitstatus_to_exitcode(status)) if pid else None
-
-
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _blame(code: int) -> int:
-    """Returns how unlikely it is that a rank with this exit code was the first to fail; 0 = most likely."""
-    return {0: 3, launch.EXIT_STOPPED: 3, launch.EXIT_PEER: 2, -signal.SIGTERM: 2}.get(code, 0 if code < 0 else 1)
 
 
 def _listen(host: str) -> tuple[socket.socket, Store]:
