@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.runs import metrics
+from dashboard.runs import metrics, timed_steps
 from dashboard.runs.models import Run
 from parallel_core.profile.repeats import expected
 
@@ -23,7 +23,7 @@ Summaries = Mapping[int, Mapping[str, Any]]
 def conditions(run: Run, newest: int, summaries: Summaries) -> dict[str, Any]:
     """`cpu_others`, `others_missing`, `other_processes`, `references` and `company` of a run's summary
     (`summary.summarise`); `newest` = number of the newest attempt."""
-    timed = metrics.timed_by_attempt(run)
+    timed = timed_steps.timed_by_attempt(run)
     found = {**_reported_others(summaries), **_reported_pace(run, summaries)}
     if set(timed) <= {newest}:
         return found

@@ -17,9 +17,7 @@ from django.db.models import Case, F, Min, Q, QuerySet, When
 
 from dashboard.runs.models import Attempt, Run, SeriesChunk
 from parallel_core.analysis.downsample import Means, thin
-from parallel_core.analysis.stats import Stats, summarise
 from parallel_core.observe.records import POINT, SPARSE_SERIES
-from parallel_core.spec import RunSpec
 
 _IN_ORDER = ("attempt__number", "first_step", "id")
 """The order of the chunks of a series. It is that of the index (attempt, name, rank, first_step): ordered by id alone,
@@ -261,38 +259,15 @@ def _merged(
     return parts, {number: np.concatenate(own) for number, own in replaced.items()}
 
 
-def timed_values(run: Run, name: str = "step_time", points: Series | None = None) -> np.ndarray:
-    """A series of rank 0 in the timed steps: without warm-up, also after a resume, and without the metered extra step
-    after the last. `points` = all of that series, if it has been read."""
-    points = points or series(run, name)
-    return points.value[_is_timed(run, points.step)]
-
-
-def _is_timed(run: Run, steps: np.ndarray) -> np.ndarray:
-    """For each of the steps whether it is timed."""
-    spec = RunSpec.stored(run.spec)
-    timed = (steps >= spec.train.warmup_steps) & (steps < spec.train.steps)
-    for begins in run.attempts.values_list("begins", flat=True):
-        first = begins.get("step") or 0
-        warm_until = min(first + spec.train.warmup_steps, spec.train.steps - 1)
-        timed &= (steps < first) | (steps >= warm_until)
-    return timed
-
-
-def timed_by_attempt(run: Run) -> dict[int, np.ndarray]:
-    """The POINT rows of rank 0's step times in the timed steps, by the number of the attempt that they hold from;
-    attempts without any are left out."""
-    parts, _ = _merged(_chunks(run, "step_time", rank=0))
-    points = _joined(parts)
-    numbers = np.repeat([number for number, _ in parts], [len(own) for _, own in parts])
-    timed = _is_timed(run, points["step"])
-    return {int(number): points[timed & (numbers == number)] for number in np.unique(numbers[timed])}
+def parts_of(run: Run, name: str, rank: int = 0) -> list[Part]:
+    """The points of a series that hold, i.e. that no later attempt has replaced, with the attempts that they are of."""
+    parts, _ = _merged(_chunks(run, name, rank))
+    return parts
 
 
 def attempts_with(run: Run, name: str, rank: int = 0) -> set[int]:
     """The numbers of the attempts whose points of a series hold, i.e. that no later attempt has replaced."""
-    parts, _ = _merged(_chunks(run, name, rank))
-    return {number for number, own in parts if len(own)}
+    return {number for number, own in parts_of(run, name, rank) if len(own)}
 
 
 def last_until(run: Run, attempt: int, name: str, rank: int, step: int) -> float | None:
@@ -302,9 +277,3 @@ def last_until(run: Run, attempt: int, name: str, rank: int, step: int) -> float
     points = np.frombuffer(bytes(data or b""), POINT)
     values = points["value"][points["step"] <= step]
     return float(values[-1]) if len(values) else None
-
-
-def timed(run: Run, points: Series | None = None) -> Stats | None:
-    """Statistics of the timed steps' seconds so far; None before the first. `points` as for `timed_values`."""
-    values = timed_values(run, points=points)
-    return summarise(values) if len(values) else None

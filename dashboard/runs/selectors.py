@@ -30,12 +30,11 @@ from dashboard.runs.metrics import (
     newest,
     series,
     series_and_replaced,
-    timed,
-    timed_values,
 )
 from dashboard.runs.models import ENDED, Attempt, Cursor, LogChunk, MemoryRecord, RankInfo, Run
 from dashboard.runs.queue import Waiting, waiting
 from dashboard.runs.run_list import SORTS, Filters, list_runs
+from dashboard.runs.timed_steps import timed, timed_values
 from dashboard.runs.traced import (
     dropped_steps,
     newest_traced_step,
