@@ -17,6 +17,7 @@ from parallel_core.analysis.stats import Stats
 from parallel_core.spec import RunSpec, TrainSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
+from tests.dashboard.test_swept_fields import READS
 
 NAN = float("nan")
 
@@ -29,16 +30,13 @@ OTHER |= {"lr_schedule": "cosine", "optimizer": "sgd", "weights": "tiny"}
 @pytest.mark.parametrize("field", TrainSpec.model_fields)
 def test_runs_that_differ_in_a_training_field_compute_other_updates_unless_it_is_free(field: str) -> None:
     """So a field that is new is not ignored: who adds one says in `FREE` if it does not matter."""
-    needs: dict[str, dict[str, Any]] = {  # without which it says nothing
-        "lr_final": {"lr_schedule": "linear"},
-        "eval_samples": {"eval_every": 5},
-        "momentum": {"optimizer": "sgd"},
-    }
-    spec = RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 2}, "train": needs.get(field, {})})
+    reads = READS.get(f"train.{field}", {})  # without which it says nothing
+    spec = RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 2}, **reads})
     old = getattr(spec.train, field)
     new = OTHER[field] if isinstance(old, str) else not old if isinstance(old, bool) else old + 1
     other = spec.model_copy(update={"train": spec.train.model_copy(update={field: new})})
-    assert comparability.same_updates(spec, other) == (field in comparability.FREE)
+    why = "is it read in this spec (READS of test_swept_fields), and is it in FREE only if it does not matter?"
+    assert comparability.same_updates(spec, other) == (field in comparability.FREE), why
     assert comparability.same_updates(other, spec) == (field in comparability.FREE)
 
 

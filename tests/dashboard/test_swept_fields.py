@@ -134,7 +134,7 @@ def test_every_sweepable_field_takes_its_own_default(field: str) -> None:
     section, leaf = field.split(".")
     default = getattr(getattr(variants.RunSpec(), section), leaf)
     plan = variants.sweep(READS.get(field, {}), Swept(field, [str(default)]))
-    assert len(plan.variants) == 1
+    assert len(plan.variants) == 1, f"{plan.skipped}: add a base to READS with which {field} is read"
     assert getattr(getattr(plan.variants[0].spec, section), leaf) == default
 
 
