@@ -12,6 +12,7 @@ from django.db.models import ManyToManyField, QuerySet
 from django.forms import CheckboxSelectMultiple
 from django.http import HttpRequest
 
+from dashboard.accounts.admin_mixins import is_staff
 from dashboard.accounts.roles import MEMBERS, make_member, role_of
 from dashboard.accounts.throttling import ThrottledAdminSignIn
 
@@ -55,17 +56,17 @@ class YardUserAdmin(UserAdmin):
         return super().get_queryset(request).prefetch_related("groups")
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return _is_staff(request)
+        return is_staff(request)
 
     def has_view_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
-        return _is_staff(request)
+        return is_staff(request)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return _is_staff(request)
+        return is_staff(request)
 
     def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
         """Only superusers may change superusers: otherwise staff could set a superuser's password and sign in."""
-        return _is_staff(request) and (_is_superuser(request) or obj is None or not obj.is_superuser)
+        return is_staff(request) and (_is_superuser(request) or obj is None or not obj.is_superuser)
 
     def get_fieldsets(self, request: HttpRequest, obj: User | None = None) -> Any:
         """Hides from staff that somebody is a superuser: staff must not make one."""
@@ -87,10 +88,6 @@ class YardUserAdmin(UserAdmin):
     def make_viewers(self, request: HttpRequest, users: QuerySet[User]) -> None:
         for user in users:
             user.groups.remove(*Group.objects.filter(name=MEMBERS))
-
-
-def _is_staff(request: HttpRequest) -> bool:
-    return bool(request.user.is_active and request.user.is_staff)
 
 
 def _is_superuser(request: HttpRequest) -> bool:

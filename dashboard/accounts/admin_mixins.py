@@ -8,6 +8,11 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 
+def is_staff(request: HttpRequest) -> bool:
+    """Whether active staff asks."""
+    return bool(request.user.is_active and request.user.is_staff)
+
+
 class ReadOnlyAdmin(admin.ModelAdmin):
     """Active staff may view rows; nobody may add, change or delete one here."""
 
@@ -21,7 +26,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return False
 
     def has_view_permission(self, request: HttpRequest, obj: Any | None = None) -> bool:
-        return bool(request.user.is_active and request.user.is_staff)
+        return is_staff(request)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.is_active and request.user.is_staff)
+        return is_staff(request)

@@ -9,6 +9,7 @@ from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
+from dashboard.accounts.admin_mixins import is_staff
 from dashboard.webhook.models import Delivery, Webhook
 from dashboard.webhook.notices import of_test
 from dashboard.webhook.posting import post
@@ -25,7 +26,7 @@ class WebhookAdmin(admin.ModelAdmin):
     change_form_template = "admin/webhook/webhook/change_form.html"
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.is_active and request.user.is_staff)
+        return is_staff(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Webhook | None = None) -> bool:
         return self.has_module_permission(request)
