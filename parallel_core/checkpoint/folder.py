@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from parallel_core.atomic_file import write_text
-from parallel_core.checkpoint.manifest import FILE, CheckpointError, Manifest, parse_stored, read
+from parallel_core.checkpoint import parts
+from parallel_core.checkpoint.manifest import FILE, CheckpointError, Manifest, read
 
 _STEP = re.compile(r"^step-(\d{8,})$")
 _SAVING = ".saving-"
@@ -23,7 +21,6 @@ _REPLACED = ".replaced-"
 _LATEST = ".attempt"
 CHECKPOINTS = "checkpoints"
 """Subfolder of a run's folder in which the command line saves checkpoints."""
-POLL_S = 0.01
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -152,37 +149,6 @@ def saving(folder: Path, attempt: int, step: int) -> Path:
     return path
 
 
-def write_part(where: Path, rank: int, part: Mapping[str, Any]) -> None:
-    """Records what a rank has written, as its last file: `tensors` as in the manifest, `bytes` of its data file.
-
-    From then on rank 0 may rename the folder, and flushes it before (`publish`).
-    """
-    write_text(where / _part(rank), json.dumps(part), sync=True)
-
-
-def gather_parts(where: Path, world: int, give_up_s: float) -> list[dict[str, Any]]:
-    """Waits for all ranks' parts; returns them in rank order. Raises CheckpointError after `give_up_s` seconds."""
-    deadline = time.monotonic() + give_up_s
-    for rank in range(world):
-        while not (where / _part(rank)).exists():
-            if time.monotonic() > deadline:
-                raise CheckpointError(f"Rank {rank} did not write its part of {where.name} within {give_up_s:.0f} s.")
-            time.sleep(POLL_S)
-    return [json.loads((where / _part(rank)).read_text()) for rank in range(world)]
-
-
-def merge(parts: list[dict[str, Any]], **about: Any) -> Manifest:
-    """The manifest of all ranks' parts; `about` = its other fields."""
-    tensors: dict[str, dict[str, Any]] = {}
-    for part in parts:
-        for name, entry in part["tensors"].items():
-            known = tensors.setdefault(name, {**entry, "pieces": []})
-            known["pieces"] += entry["pieces"]
-    files = {f"rank-{rank}.bin": part["bytes"] for rank, part in enumerate(parts) if part["bytes"]}
-    stored = {name: parse_stored(entry) for name, entry in sorted(tensors.items())}
-    return Manifest(tensors=stored, files=files, **about)
-
-
 def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[int]:
     """Makes the folder `where` the checkpoint of its step, and keeps the newest `keep` and that of the lowest held-out
     loss; returns the steps kept.
@@ -202,7 +168,7 @@ def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[in
 def _put(where: Path, folder: Path, manifest: Manifest) -> None:
     """Renames `where` to the checkpoint of its step, with its manifest. Where it is gone, that of the same step
     stays."""
-    for part in where.glob("rank-*.json"):
+    for part in where.glob(parts.PATTERN):
         part.unlink()
     write_text(where / FILE, manifest.text(), sync=True)
     flush(where)
@@ -301,7 +267,3 @@ def flush(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _part(rank: int) -> str:
-    return f"rank-{rank}.json"

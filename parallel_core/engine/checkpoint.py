@@ -26,7 +26,7 @@ from torch.distributed import ReduceOp
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
-from parallel_core.checkpoint import match
+from parallel_core.checkpoint import match, parts
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine import llama, storage
@@ -163,7 +163,7 @@ class Saver:
             where = folders.saving(config.folder, config.attempt, saved.step)
             shares = {**self._state.shares(copy, writing=True), **self._state.statistics(stats)}
             part = storage.write(shares, where / f"rank-{rank}.bin", lambda: setattr(self, "_moved", True))
-            folders.write_part(where, rank, part)
+            parts.write_part(where, rank, part)
             if rank == 0:
                 self._publish(where, saved, began)
         except CheckpointError as error:
@@ -177,10 +177,10 @@ class Saver:
         """Waits for the parts of all ranks, writes the manifest, renames the folder into place and emits the record
         (rank 0)."""
         config, trainer = self._config, self._trainer
-        parts = folders.gather_parts(where, trainer.layout.world, PARTS_S)
+        written = parts.gather_parts(where, trainer.layout.world, PARTS_S)
         folders.require_latest(config.folder, config.attempt)
-        manifest = folders.merge(
-            parts,
+        manifest = parts.merge(
+            written,
             step=saved.step,
             held_out=saved.held_out,
             run=config.run,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from parallel_core.atomic_file import whole_file
 from parallel_core.checkpoint import folder as folders
-from parallel_core.checkpoint import llama_weights, safetensors
+from parallel_core.checkpoint import llama_weights, parts, safetensors
 from parallel_core.checkpoint.llama_weights import CONFIG, EPS, model_of, read_config
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.engine import storage
@@ -202,7 +202,7 @@ def _publish(made: Mapping[str, Share], spec: RunSpec, out: Path) -> Manifest:
     where = folders.saving(out, 0, 0)
     try:
         part = storage.write(made, where / "rank-0.bin")
-        manifest = folders.merge([part], step=0, run=0, attempt=0, spec=spec.model_dump(mode="json"), scalars={})
+        manifest = parts.merge([part], step=0, run=0, attempt=0, spec=spec.model_dump(mode="json"), scalars={})
         folders.publish(where, out, manifest, keep=1)
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written ({error.strerror}).") from error

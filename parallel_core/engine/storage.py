@@ -62,7 +62,7 @@ any progress: minutes with a slow disk."""
 
 def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = no_progress) -> dict[str, Any]:
     """Writes every box of `shares` to `file`, with fsync; returns this rank's part of the manifest (see
-    folder.write_part).
+    checkpoint.parts).
 
     `tell` is called once per box, and whenever FLUSH_BYTES are on disk.
     """

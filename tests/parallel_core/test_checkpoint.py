@@ -22,6 +22,7 @@ import pytest
 from parallel_core import launch_rank
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint import parts
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.cli.common import CommandError, checkpoint_of
@@ -261,7 +262,7 @@ def test_a_save_that_runs_out_of_memory_is_told_as_that(tmp_path: Path, monkeypa
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(folders, "write_part", full)
+    monkeypatch.setattr(parts, "write_part", full)
     saver.save(1)
     with pytest.raises(CheckpointError, match="The checkpoint of step 1 could not be written: MemoryError") as caught:
         saver.wait()
@@ -276,7 +277,7 @@ def test_no_error_of_the_thread_that_writes_goes_unnoticed(tmp_path: Path, monke
     def panic(*_: object) -> None:
         raise BaseException("panic")
 
-    monkeypatch.setattr(folders, "write_part", panic)
+    monkeypatch.setattr(parts, "write_part", panic)
     saver.save(1)
     with pytest.raises(CheckpointError, match="The checkpoint of step 1 could not be written: panic"):
         saver.wait()

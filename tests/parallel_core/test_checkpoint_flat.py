@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint import parts
 from parallel_core.checkpoint.cover import covers
 from parallel_core.engine import storage
 from parallel_core.engine.shares import Box, Share, boxes, split
@@ -43,10 +44,10 @@ def test_flat_pieces_of_several_ranks_are_read_as_columns(
     where = folders.saving(folder, 0, 1)
     for rank, (a, b) in enumerate(pairwise(edges)):
         share = Share((5, 12), split((5, 12), (0, 0), full.view(-1)[a:b], (5, 12), a))
-        folders.write_part(where, rank, storage.write({"mean/x": share}, where / f"rank-{rank}.bin"))
-    parts = folders.gather_parts(where, len(edges) - 1, 1.0)
+        parts.write_part(where, rank, storage.write({"mean/x": share}, where / f"rank-{rank}.bin"))
+    written = parts.gather_parts(where, len(edges) - 1, 1.0)
     about = {"step": 1, "run": 0, "attempt": 0, "spec": {}, "scalars": {}}
-    folders.publish(where, folder, folders.merge(parts, **about), keep=1)
+    folders.publish(where, folder, parts.merge(written, **about), keep=1)
     first, width = columns
     out = torch.zeros(5, width)
     mine = Share((5, 12), [(Box((0, first), (5, width)), out.view(-1))])

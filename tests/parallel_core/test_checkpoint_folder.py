@@ -14,6 +14,7 @@ import pytest
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.checkpoint import parts
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.verify import verified
@@ -171,7 +172,7 @@ def test_a_part_is_done_once_it_has_its_name(tmp_path: Path, monkeypatch: pytest
         return found
 
     monkeypatch.setattr(Path, "replace", replace_and_publish)
-    folders.write_part(where, 1, {"tensors": {}, "bytes": 0})
+    parts.write_part(where, 1, {"tensors": {}, "bytes": 0})
     assert [path.name for path in folders.path_of(tmp_path, 5).iterdir()] == ["rank-1.json"]
 
 
@@ -181,7 +182,7 @@ def test_a_run_on_this_host_publishes_nothing_of_a_killed_one(runner: LocalRunne
     for step in (1, 99):
         left = folders.saving(saved, 0, step)
         (left / "rank-7.bin").write_bytes(b"of more ranks")
-        folders.write_part(left, 0, {"tensors": {}, "bytes": 0})
+        parts.write_part(left, 0, {"tensors": {}, "bytes": 0})
     spec = RunSpec.model_validate(
         {"model": {"kind": "mlp"}, "train": {"steps": 1, "warmup_steps": 0, "checkpoint_every": 1}}
     )
@@ -241,16 +242,17 @@ def test_an_attempt_that_a_later_one_has_superseded_publishes_and_drops_nothing(
 
 
 def supersede_after(late: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begins attempt 2 as soon as the next call of this function of `folders` has returned."""
-    usual = getattr(folders, late)
+    """Begins attempt 2 as soon as the next call of this function of `folders`, or of `parts`, has returned."""
+    place = folders if hasattr(folders, late) else parts
+    usual = getattr(place, late)
 
     def claimed(*arguments: Any, **about: Any) -> Any:
         found = usual(*arguments, **about)
-        monkeypatch.setattr(folders, late, usual)
+        monkeypatch.setattr(place, late, usual)
         folders.claim(folder, 2)
         return found
 
-    monkeypatch.setattr(folders, late, claimed)
+    monkeypatch.setattr(place, late, claimed)
 
 
 @pytest.mark.parametrize("late", ["merge", "flush"])
@@ -302,14 +304,14 @@ def test_what_a_superseded_attempt_was_about_to_publish_stays_unpublished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The later one begins while the earlier one waits for the parts of its other ranks."""
-    folder, gathered = tmp_path / "run", folders.gather_parts
+    folder, gathered = tmp_path / "run", parts.gather_parts
 
     def late(*arguments: Any) -> list[dict[str, Any]]:
-        parts = gathered(*arguments)
+        written = gathered(*arguments)
         folders.claim(folder, 2)
-        return parts
+        return written
 
-    monkeypatch.setattr(folders, "gather_parts", late)
+    monkeypatch.setattr(parts, "gather_parts", late)
     with pytest.raises(CheckpointError, match="its later attempt 2"):
         save(alone(), folder, 5, attempt=1)
     assert folders.steps(folder) == []

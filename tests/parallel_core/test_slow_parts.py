@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import parts
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.device import CpuDevice
@@ -107,9 +108,9 @@ def test_a_file_goes_to_disk_while_it_is_written(tmp_path: Path, monkeypatch: py
     assert part["bytes"] == (tmp_path / "rank-0.bin").stat().st_size == 8 * sum(sizes)
     assert told.count("flush") == 8 * sum(sizes) // 1000 + 1  # and the last bytes
     assert told.count("moved") == 8 * sum(sizes) // 1000 + len(sizes)
-    folders.write_part(tmp_path, 0, part)
+    parts.write_part(tmp_path, 0, part)
     about = {"step": 1, "run": 0, "attempt": 0, "spec": {}, "scalars": {}}
-    manifest = folders.merge(folders.gather_parts(tmp_path, 1, 1.0), **about)
+    manifest = parts.merge(parts.gather_parts(tmp_path, 1, 1.0), **about)
     read = {
         name: Share(share.size(), [(Box((0,), tuple(share.size())), torch.zeros(share.size()).double())])
         for name, share in shares.items()
