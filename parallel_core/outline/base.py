@@ -274,6 +274,10 @@ class Outline(ABC):
         """The FLOPs of one sample in the part of a block that selective recomputation runs again; 0 without one."""
         return 0
 
+    def norm_channels(self) -> list[list[int]]:
+        """Returns for each layer the channels of each of its batch norms."""
+        return [[] for _ in self.units()]
+
     def standing(self, units: Collection[str], real: int) -> int:
         """Returns the bytes that a rank's `units` hold throughout the run in addition to parameters: buffers and cached
         tables. A floating-point number has `real` bytes."""

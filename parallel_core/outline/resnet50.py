@@ -100,6 +100,9 @@ class ResNet50Outline(ConvolutionOutline):
         normed = (tuple(out for out in channels for _ in range(3)) for channels in self._channels())
         return [*normed, (self.model.classes,) * 2]
 
+    def norm_channels(self) -> list[list[int]]:
+        return [*self._channels(), []]
+
     def standing(self, units: Collection[str], real: int) -> int:
         """Bytes of running means and variances, which are at least fp32."""
         channels = dict(zip(self.units(), self._channels(), strict=False))

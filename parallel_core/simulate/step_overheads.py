@@ -8,7 +8,8 @@ from math import prod
 from typing import NamedTuple
 
 from parallel_core.layout import Layout
-from parallel_core.outline import UnitCost, aligned, outline_of
+from parallel_core.outline import UnitCost, aligned, block_of, outline_of
+from parallel_core.outline.recompute import recomputed
 from parallel_core.outline.splits import summed_by_rows
 from parallel_core.plan.fully_sharded import by_torch
 from parallel_core.plan.grad_buckets import Bucket, Places, shards_of
@@ -154,22 +155,26 @@ class Ends:
         return {unit: self._of_layer(unit, last.kind) for unit in self._layout.stage_units[last.stage]}
 
     def meetings(self, stage: int, kind: Kind) -> int:
-        """How often replicas wait for each other in one operation, to gather parameters or to reduce gradients."""
+        """How often replicas wait for each other in one operation, to gather parameters or statistics of batch norms
+        or to reduce gradients."""
         gathers, sums = len(self._gathers(kind)), len(self._scattered(stage, kind))
-        return gathers + sums if by_torch(self._spec) else max(gathers, sums)
+        met = gathers + sums if by_torch(self._spec) else max(gathers, sums)
+        return met + len(self._statistics(stage, kind))
 
     def add_inside(self, stage: int, kind: Kind, known: Seconds) -> None:
         """Adds to `known` the costs of an operation besides its layers: ZeRO-2 and 3's work around their messages,
-        ZeRO-3's parameter gathers, and waiting for the slowest replica each time."""
+        ZeRO-3's parameter gathers, batch norms', and waiting for the slowest replica each time."""
         key, seconds = (stage, kind), known.compute[stage, kind]
         known.waits[key] += lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
+        placed = self._network.data(self._layout.place(stage))
+        sizes = self._statistics(stage, kind)
+        known.add(stage, kind, "data", (self._network.exchange("all_gather", placed, size) for size in sizes))
         if by_torch(self._spec):
             work, more = self._fully_shard(stage, kind)
             known.compute[key] += work
             known.waits[key] += more
             return
         known.compute[key] += self._zero_work(stage, kind)
-        placed = self._network.data(self._layout.place(stage))
         gathers = (self._network.exchange("all_gather", placed, size) for size in self._gathers(kind))
         known.add(stage, kind, "data", gathers)
 
@@ -200,6 +205,20 @@ class Ends:
             return ()
         forward, backward = unsharded(self._spec)
         return forward if kind is Kind.F else backward
+
+    def _statistics(self, stage: int, kind: Kind) -> list[int]:
+        """Bytes of each gather of a batch norm's statistics in one operation: two numbers a channel of each replica,
+        means and variances in a forward and in one that is run again, sums of gradients in a backward."""
+        split, outline = self._spec.parallel, outline_of(self._spec.model)
+        if not outline.batch_norm or split.dp < 2 or kind is Kind.W:
+            return []
+        each = 2 * split.dp * max(BYTES_PER_ELEMENT[self._spec.train.precision], 4)
+        again = recomputed(split, outline.units()) if split.recompute == "full" and kind is not Kind.F else ()
+        channels, units = outline.norm_channels(), outline.units()
+        held = self._layout.stage_units[stage]
+        return [
+            each * count for unit in held for count in channels[unit] * (2 if block_of(units[unit]) in again else 1)
+        ]
 
     def _scattered(self, stage: int, kind: Kind) -> list[Bucket]:
         """Buckets that one operation fills and reduces."""

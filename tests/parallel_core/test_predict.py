@@ -12,6 +12,7 @@ from parallel_core.observe.records import SPAN
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.alike import of_step
 from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.units import parameter_count
 from parallel_core.profile.curves import Link
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule import build
@@ -89,6 +90,30 @@ def test_replicas_share_the_batch_and_sum_their_gradients() -> None:
     assert both > alone / 2 + ALPHA_S
     bare = table(MODEL, links=[{"what": "all_reduce", "ranks": 2, "time": {"sizes": [0], "seconds": [0]}}])
     assert predicted(bare, dp=2) == pytest.approx(alone / 2, rel=1e-6)
+
+
+def test_replicas_of_a_model_with_batch_norms_pay_for_their_statistics() -> None:
+    """Two numbers a channel of each replica in a forward and in a backward: 53 norms of 3 320 channels in all."""
+    model = ModelSpec(kind="resnet50", width=8)
+
+    def took(of: ModelSpec, **parallel: object) -> float:
+        train = {"global_batch": 16, "steps": 5, "corpus": "digits"}
+        made = RunSpec.model_validate({"model": of.model_dump(), "parallel": parallel, "train": train})
+        return predict_step(made, table(of)).seconds
+
+    talks = 53 * ALPHA_S + 3_320 * 2 * 2 * 4 * BYTE_S
+    more = took(model, dp=2) - took(model) / 2
+    vgg = ModelSpec(kind="vgg16", width=8)
+    summed = ALPHA_S + 4 * parameter_count(model) * BYTE_S
+    assert more == pytest.approx(2 * talks + summed, rel=0.05), "and one sum of gradients"
+    assert took(vgg, dp=2) - took(vgg) / 2 < 4 * parameter_count(vgg) * BYTE_S + 5 * ALPHA_S, "it has none"
+    twice = took(model, dp=2, micro_batches=2) - took(model, dp=2)
+    assert twice == pytest.approx(2 * talks, rel=0.05), "in each micro-batch"
+    again = took(model, dp=2, recompute="full") - took(model, recompute="full") / 2
+    assert again - more == pytest.approx(talks, rel=0.05), "but for the stem, a block's forward has them twice"
+    split = {"pp": 2, "micro_batches": 2, "dp": 2}
+    ratio = took(model, **split, schedule="zb-h1") / took(model, **split, schedule="1f1b")
+    assert 0.5 < ratio < 1.1
 
 
 def test_replicas_of_one_stage_share_its_micro_batches() -> None:
