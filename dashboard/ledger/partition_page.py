@@ -17,6 +17,7 @@ from dashboard.ledger.models import Profile
 from dashboard.ledger.optimizers import USUAL, with_optimizer
 from dashboard.runs.form_words import in_form_words
 from parallel_core.analysis.quantities import bytes_text, seconds_text, sentence_text
+from parallel_core.outline import outline_of
 from parallel_core.plan.layer_graph import GraphError, LayerGraph
 from parallel_core.plan.pipedream import Form, Level, partition
 from parallel_core.plan.stages import CutChain, balanced_cut, cut_chain, even_cut, layers_of
@@ -143,6 +144,20 @@ class Page:
         return f"{reverse('ledger:alpa')}?{query}"
 
     def sentences(self) -> list[str]:
+        """The verdict, and what the costs leave out of it."""
+        return [*self._verdict(), *self._left_out()]
+
+    def _left_out(self) -> list[str]:
+        norms = sum(map(len, outline_of(self.table.model).norm_channels()))
+        chains = [cut.chain for cut in self.named_cuts if cut.chain]
+        if not norms or all(chain.replicas == (1,) * len(chain.replicas) for chain in chains):
+            return []
+        return [
+            f"Replicas would also exchange statistics at {norms} batch norms, forward and backward, which this cost "
+            "leaves out; This fleet counts it."
+        ]
+
+    def _verdict(self) -> list[str]:
         """Which stage sets the pace, what balance would bring, and how the optimum compares."""
         chain = self.yours
         busy = sum(stage.compute for stage in chain.stages) / sum(chain.replicas)

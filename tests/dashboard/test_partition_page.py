@@ -258,6 +258,19 @@ def test_what_is_left_empty_shows_what_stands_in_for_it(profile: Profile, member
     assert f"Micro-batches of {asked.samples} samples on {asked.workers} devices." in text and "-----" not in text
 
 
+@pytest.mark.parametrize(("kind", "norms"), [("resnet50", True), ("vgg16", False)])
+def test_what_batch_norms_exchange_between_replicas_is_said_to_be_left_out(
+    member: Client, alice: Any, profile: Profile, kind: str, norms: bool
+) -> None:
+    given = {"model": {"kind": kind, "width": 2}, "train": {"global_batch": 16, "corpus": "digits"}}
+    found = factory.profiled(alice, profile.worker, RunSpec.model_validate(given))
+    said = "Replicas would also exchange statistics at 53 batch norms, forward and backward, which this cost leaves out"
+    page = member.get("/partition/", {"profile": str(found.pk), "replicas": "2", "workers": "2"}).content.decode()
+    assert (said in page) == norms
+    alone = member.get("/partition/", {"profile": str(found.pk), "replicas": "1", "workers": "1"}).content.decode()
+    assert "statistics" not in alone, "one device has no replicas"
+
+
 def test_cuts_alone_ask_for_a_device_a_stage(profile: Profile, member: Client) -> None:
     """Otherwise the optimum is over fewer devices than yours, and nothing faster is said to be where it is."""
     page = member.get("/partition/", {"profile": str(profile.pk), "cuts": "1, 2, 3"}).context["page"]
