@@ -12,6 +12,7 @@ from dashboard.ledger.fleet_page import run_address
 from dashboard.ledger.models import Profile
 from dashboard.ledger.optimizers import named, with_optimizer
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
+from parallel_core.outline import outline_of
 from parallel_core.outline.splits import IN_WORDS
 from parallel_core.plan.alpa.inter import MOST_GROUPS
 from parallel_core.plan.alpa.plans import OVERSIZE
@@ -49,7 +50,7 @@ class Part:
         self._room = Room.on(profile.worker.device_memory, RunSpec.stored(profile.spec).train.device)
         question = Question.model_validate(self._question())
         question.costs()  # raises if they are incomplete, before the search is queued
-        self.micro_batches = question.micro_batches
+        self.micro_batches, self.norms = question.micro_batches, outline_of(question.table.model).norms
         known = {cut for tp, _, cut in question.table.conditions if tp > 1}
         cuts = [(words, cut in known) for cut, words in IN_WORDS.items() if words]
         self.measured, self.missing = ([words for words, able in cuts if able is there] for there in (True, False))

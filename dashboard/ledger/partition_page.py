@@ -148,7 +148,7 @@ class Page:
         return [*self._verdict(), *self._left_out()]
 
     def _left_out(self) -> list[str]:
-        norms = sum(map(len, outline_of(self.table.model).norm_channels()))
+        norms = outline_of(self.table.model).norms
         chains = [cut.chain for cut in self.named_cuts if cut.chain]
         if not norms or all(chain.replicas == (1,) * len(chain.replicas) for chain in chains):
             return []

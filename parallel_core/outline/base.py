@@ -278,6 +278,11 @@ class Outline(ABC):
         """Returns for each layer the channels of each of its batch norms."""
         return [[] for _ in self.units()]
 
+    @property
+    def norms(self) -> int:
+        """Number of its batch norms."""
+        return sum(map(len, self.norm_channels()))
+
     def standing(self, units: Collection[str], real: int) -> int:
         """Returns the bytes that a rank's `units` hold throughout the run in addition to parameters: buffers and cached
         tables. A floating-point number has `real` bytes."""

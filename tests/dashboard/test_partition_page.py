@@ -269,6 +269,8 @@ def test_what_batch_norms_exchange_between_replicas_is_said_to_be_left_out(
     assert (said in page) == norms
     alone = member.get("/partition/", {"profile": str(found.pk), "replicas": "1", "workers": "1"}).content.decode()
     assert "statistics" not in alone, "one device has no replicas"
+    alpa = answered(member, f"/partition/alpa?profile={found.pk}&workers=2&samples=8", part=True).content.decode()
+    assert ("leaves out the statistics that replicas exchange at 53 batch norms;" in alpa) == norms
 
 
 def test_cuts_alone_ask_for_a_device_a_stage(profile: Profile, member: Client) -> None:
