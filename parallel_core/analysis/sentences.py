@@ -124,8 +124,8 @@ def disturbed(others: Sequence[float | None], above: float) -> str:
     if len(known) == 1:
         return f"The run was disturbed: {took} of one of its devices, so repeat it before trusting its times."
     runs = f"{len(noisy)} of {len(known)} runs {'was' if len(noisy) == 1 else 'were'} disturbed"
-    whose = "one of its" if len(noisy) == 1 else "their"
-    return f"{runs}: {took} of {whose} devices, so repeat before trusting ratios."
+    whose = "its" if len(noisy) == 1 else "their"
+    return f"{runs}: {took} of one of {whose} devices, so repeat before trusting ratios."
 
 
 def occupied(labels: Sequence[str]) -> str:

@@ -392,7 +392,7 @@ def test_a_lead_within_noise_is_not_called_fastest() -> None:
 
 def test_disturbance_is_said_with_its_count_and_its_size() -> None:
     text = sentences.disturbed([0.3, None, 0.05, 0.12], 0.10)
-    assert text.startswith("2 of 3 runs were disturbed: other processes took up to 30 %")
+    assert text.startswith("2 of 3 runs were disturbed: other processes took up to 30 % of one of their devices, ")
     assert sentences.disturbed([0.05, None], 0.10) == ""
     assert sentences.disturbed([0.3], 0.10).startswith(
         "The run was disturbed: other processes took up to 30 % of one of its"

@@ -119,7 +119,7 @@ def test_where_all_were_disturbed_they_are_compared_with_a_warning(client: Clien
         finish(run, 2e-3, 6 * MIB, others=0.4)
     said = verdict(client, study)
     assert len(generation.of_runs(study.runs.all()).compared) == 4
-    assert said[0].startswith("4 of 4 runs were disturbed: other processes took up to 40 % of their devices")
+    assert said[0].startswith("4 of 4 runs were disturbed: other processes took up to 40 % of one of their devices")
     assert " ".join(said).count("disturbed") == 1
     listed = answer_cache.verdicts([study])[study.pk]
     assert listed == " ".join(said[:2]), "no ratio stands in the list without the warning about it"
