@@ -172,7 +172,7 @@ def _shared(values: Sequence[str]) -> str:
 
 
 def _steps(view: Overview) -> str:
-    steps = _shared([str(row.spec.train.steps) for row in view.rows]).removesuffix(".")
+    steps = " or ".join(dict.fromkeys(str(row.spec.train.steps) for row in view.rows))
     return f"{steps} a run; {view.source}. Step times are medians, whiskers the 10th and 90th percentile."
 
 

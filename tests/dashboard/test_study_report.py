@@ -95,9 +95,10 @@ def test_a_run_that_ended_before_its_first_timed_step_leaves_the_report_whole(
 def test_report_says_as_its_page_of_how_many_runs_nothing_was_found(reader: Client, alice: Any) -> None:
     study = Study.objects.create(name="One and one to come", owner=alice, kind="sweep")
     factory.finished(alice, {}, study=study, position=0)
-    factory.queued(alice, {}, study=study, position=1)
+    factory.queued(alice, {}, study=study, position=1, train={"steps": 20})
     MemoryRecord.objects.all().delete()  # what they made up is more than the model needs
     said = "Nothing wrong found in 1 of 2 runs; checked up to "
+    assert "43 or 20 a run; measured, " in reader.get(f"/studies/{study.pk}/report/").content.decode()
     for address in ("report/", "findings/"):
         assert said in reader.get(f"/studies/{study.pk}/{address}").content.decode(), address
 
