@@ -54,13 +54,13 @@ def of_overview(view: Overview) -> list[Answer]:
 
 
 def _lowest(view: Overview) -> Answer | None:
-    """The run that trained best, where the study compares that."""
+    """The runs that trained best, where the study compares that."""
     found = view.ranking
-    row = next((row for row in view.rows if found and row.run.pk == found.best), None)
-    if found is None or row is None:
+    who = found.lowest({row.run.pk: row.entry.label for row in view.rows}) if found else ""
+    if found is None or not who:
         return None
     value = loss_text(found.values[found.best])
-    return Answer(f"Lowest {found.named}", value, f"{row.entry.label}; {found.rival()}.", "loss")
+    return Answer(f"Lowest {found.named}", value, f"{who}; {found.rival()}.", "loss")
 
 
 def _memory(view: Overview) -> Answer | None:

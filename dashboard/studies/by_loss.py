@@ -9,7 +9,8 @@ from typing import Any
 
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.studies.comparability import trained_differently
-from parallel_core.analysis.quantities import LOSS_DIGITS, loss_text
+from parallel_core.analysis.quantities import LOSS_DIGITS, listed_text, loss_text
+from parallel_core.analysis.sentences import shortened
 from parallel_core.spec import RunSpec
 
 LEFT = "time_limit"
@@ -49,6 +50,14 @@ class Ranking:
     def best(self) -> int:
         """The run with the lowest value."""
         return next(iter(self.values))
+
+    def lowest(self, labels: Mapping[int, str]) -> str:
+        """The `labels`, by run, of those that train as the best one does and reach the same to LOSS_DIGITS digits, of
+        more than two the first: how they are split, and rounding, decides which of them is the lowest."""
+        of_best = self.settings[self.best], loss_text(self.values[self.best])
+        alike = [pk for pk, value in self.values.items() if (self.settings[pk], loss_text(value)) == of_best]
+        found = [labels[pk] for pk in alike if pk in labels]
+        return listed_text(shortened(found)) if found else ""
 
     @property
     def following(self) -> int | None:

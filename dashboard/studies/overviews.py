@@ -97,10 +97,10 @@ class Overview:
 
     @cached_property
     def lead(self) -> str:
-        """Which run reached the lowest loss; '' without a ranking by it."""
-        label = self.ranking and next((r.entry.label for r in self.rows if r.run.pk == self.ranking.best), "")
+        """Which runs reached the lowest loss; '' without a ranking by it."""
+        who = self.ranking.lowest({row.run.pk: row.entry.label for row in self.rows}) if self.ranking else ""
         so_far = self.others_open or bool(self.open)
-        return self.ranking.sentence(label, so_far=so_far) if self.ranking and label else ""
+        return self.ranking.sentence(who, so_far=so_far) if self.ranking and who else ""
 
     @cached_property
     def _of_times(self) -> list[str]:

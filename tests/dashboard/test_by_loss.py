@@ -171,7 +171,7 @@ def test_equal_losses_and_runs_that_still_train_are_said(alice: Any) -> None:
 def test_a_repeat_of_the_best_setting_is_not_the_next(alice: Any) -> None:
     made = swept(alice, {0.001: 0.0, 0.01: 0.5})
     twin = factory.finished(alice, {"dp": 2}, study=made, position=2, name="again", train={"lr": 0.001})
-    assert view_of(made).verdict[0] == "Lowest final loss: 2.731, lr = 0.001; next 3.231."
+    assert view_of(made).verdict[0] == "Lowest final loss: 2.731, lr = 0.001 and again; next 3.231.", "nor is it lower"
     assert [row.run.pk for row in view_of(made).rows][1] == twin.pk
 
 
