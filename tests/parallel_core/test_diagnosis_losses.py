@@ -192,6 +192,13 @@ def test_one_sample_that_is_far_off_is_no_divergence(begins: int) -> None:
     assert found.rule == "divergence"
 
 
+def test_a_loss_that_is_mostly_above_that_of_the_untrained_model_is_no_noise() -> None:
+    """Of ResNet-50 at a learning rate of 1."""
+    loss = np.array([2.81, 622, 1157, 584, 248, 117, 105, 107, 46.3, 48.1, 113, 143])
+    (found,) = diagnose(healthy(spec(), loss=loss, loss_steps=np.arange(12), lr=np.full(12, 3e-4)))
+    assert found.title == "1160 at step 2: the loss rose above that of the untrained model."
+
+
 def test_a_run_that_goes_on_and_rises_above_an_untrained_model_has_diverged_though_it_came_down_again() -> None:
     loss = np.concatenate([[2.7, 19, 42, 50, 30, 20, 14, 11], np.linspace(9, 3, 32)])
     (found,) = diagnose(healthy(spec(), loss=loss, loss_steps=np.arange(100, 140), lr=np.full(40, 1.0)))

@@ -2,10 +2,11 @@
 
 Thresholds: a loss that is not finite, urgent only where it stays so to the end; or one that for the last 3 points is
 at least 1.5 times the lowest mean of 5 steps and above its first value, after at least 10 points; or one that rose to
-1.25 times that of the untrained model, and above its median by four times what the loss usually changes in a step: of
-a few samples at a time, one may be as far off as that in a run that learns well. A run that goes on from a checkpoint
-begins with the loss of one batch, and the lowest of many windows is low by chance: there the last 3 are at least 1.5
-times its first value, and above it by three such changes; an untrained model guesses among all classes.
+1.25 times that of the untrained model, and, if half of the run is below that, above its median by four times what the
+loss usually changes in a step: of a few samples at a time, one may be as far off in a run that learns well. A run that
+goes on from a checkpoint begins with the loss of one batch, and the lowest of many windows is low by chance: there the
+last 3 are at least 1.5 times its first value, and above it by three such changes; an untrained model guesses among all
+classes.
 The falling loss of small batches fluctuates by some ten per cent. In fp16, more than 3 skipped steps that are more than
 a fifth of all: a loss scale starts high and is halved a few times, then one step in thousands overflows (Micikevicius
 et al. 2018, section 3.2).
@@ -68,7 +69,8 @@ def _grown(case: Case) -> Finding | None:
         return found
     at = int(case.loss.argmax())
     high, begun = float(case.loss[at]), max(float(case.loss[0]), _untrained(case))
-    if high < SPIKE * begun or high < math.exp(HIGHEST * _usual(case.loss)) * float(np.median(case.loss)):
+    middle = float(np.median(case.loss))
+    if high < SPIKE * begun or (middle < begun and high < math.exp(HIGHEST * _usual(case.loss)) * middle):
         return None
     title = f"{significant(high)} at step {case.loss_steps[at]}: the loss rose above that of the untrained model."
     return _finding(case, title, at)
