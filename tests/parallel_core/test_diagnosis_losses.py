@@ -170,7 +170,6 @@ CALM = 0.02 * np.exp(0.8 * np.sin(2.4 * np.arange(40)))
 def test_a_run_that_goes_on_has_diverged_where_it_ends_above_the_loss_that_it_began_with(
     loss: np.ndarray, title: str
 ) -> None:
-    """It begins with the loss of one batch, which is no bound as that of the untrained model is."""
     case = healthy(spec(), loss=loss, loss_steps=np.arange(200, 240))
     found = [one.title for one in diagnose(case) if one.rule == "divergence"]
     assert len(found) == bool(title) and all(one.startswith(title) for one in found), found
@@ -193,7 +192,6 @@ def test_one_sample_that_is_far_off_is_no_divergence(begins: int) -> None:
 
 
 def test_a_loss_that_is_mostly_above_that_of_the_untrained_model_is_no_noise() -> None:
-    """Of ResNet-50 at a learning rate of 1."""
     loss = np.array([2.81, 622, 1157, 584, 248, 117, 105, 107, 46.3, 48.1, 113, 143])
     (found,) = diagnose(healthy(spec(), loss=loss, loss_steps=np.arange(12), lr=np.full(12, 3e-4)))
     assert found.title == "1160 at step 2: the loss rose above that of the untrained model."
