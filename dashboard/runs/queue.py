@@ -254,8 +254,8 @@ def _what_there_is(run: Run, request: Request, have: list[Host], beginnings: Beg
     counts = [host.count(kind) for host in have if host.across]
     apart = apart_text([host.name for host in have if not host.across])
     if run.host_count > 1:
-        each = ", ".join(map(str, counts)) or "none"
-        return f" spread evenly over {run.host_count} hosts; the workers have {each}.{apart}"
+        who = "the only worker for it has" if len(counts) == 1 else "the workers have"
+        return f" spread evenly over {run.host_count} hosts; {who} {', '.join(map(str, counts)) or 'none'}.{apart}"
     if apart and len(have) > 1:
         return f"; a run over several hosts can have {sum(counts)}.{apart}"
     return f"; all workers together have {sum(host.count(kind) for host in have)}."

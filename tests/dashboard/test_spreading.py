@@ -194,7 +194,8 @@ def test_the_queue_says_which_host_is_missing(two_hosts: None, alice: Any) -> No
     Worker.objects.filter(name="yard-b").update(leaving=True)
     waits = selectors.waiting(run).sentence
     assert waits == (
-        "Needs 4 CPU devices spread evenly over 2 hosts; the workers have 2. yard-b is draining, leaving or silent."
+        "Needs 4 CPU devices spread evenly over 2 hosts; the only worker for it has 2. yard-b is draining, leaving or "
+        "silent."
     )
 
 
