@@ -185,8 +185,11 @@ def _succeeded(run: Run) -> Verdict:
 
 def _rise(run: Run) -> str:
     """That the run ended at a loss above its first one, by more than noise: nothing else matters about it; else ''."""
-    last, loss = run.summary.get("final_loss"), selectors.series(run, "loss")
-    if last is None or not (loss.value[-LAST:].min() >= SPIKE * loss.value[0]):
+    last, points = run.summary.get("final_loss"), selectors.first_after(run, "loss", 0, -1, 1)
+    if last is None or not len(points.value) or not last >= SPIKE * points.value[0]:
+        return ""
+    loss = selectors.series(run, "loss")  # only now, as there may be millions
+    if not loss.value[-LAST:].min() >= SPIKE * loss.value[0]:
         return ""  # not of the last one alone, which may be that of an odd batch
     if loss.step[0] > 0 and not risen_since(loss.value):
         return ""  # it goes on from a checkpoint, so the first one may be that of an odd batch, too

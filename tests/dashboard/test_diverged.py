@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import Run, SeriesChunk, State
 from dashboard.runs.page_verdict import verdict
 from dashboard.studies import comparability, report_answers
 from dashboard.studies.models import Study
@@ -128,4 +128,14 @@ def test_one_batch_that_is_far_off_at_the_end_is_no_rise(alice: Any) -> None:
     run = factory.queued(alice, train={"steps": 12})
     factory.feed_losses(factory.start(run), [2.9, 2.0, 1.0, 0.4, 0.2, 0.9, 0.1, 0.3, 0.05, 0.4, 0.1, 4.0])
     factory.end(run, State.SUCCEEDED)
+    assert "The loss rose" not in verdict(run).sentence
+
+
+def test_a_run_whose_losses_are_gone_has_a_verdict(alice: Any) -> None:
+    """Its summary still has the last one."""
+    run = factory.queued(alice, train={"steps": 4})
+    factory.feed_losses(factory.start(run), [1.0, 2.0, 3.0, 4.0])
+    factory.end(run, State.SUCCEEDED)
+    assert verdict(run).sentence.startswith("The loss rose from 1 at step 0 to 4. ")
+    SeriesChunk.objects.filter(attempt__run=run, name="loss").delete()
     assert "The loss rose" not in verdict(run).sentence
