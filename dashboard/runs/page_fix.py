@@ -39,14 +39,14 @@ def fix(run: Run) -> str:
         return f"{_again(run)} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
     if run.resume_run and _of_its_checkpoint(run):
         return _elsewhere(run.resume_run, run.resume_step, generates=run.generates)
-    again = _again(run)
+    again = _again(run, _before_it_rose(run) if run.cause == "not_finite" else None)
     return {
         "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
         "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
         "worker_lost": f"{again} with {_retries(run)}, used if a worker or the network between hosts is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
-        "not_finite": f"{_again(run, _before_it_rose(run))} at a lower learning rate, or one that {_warms_up(run)}.",
+        "not_finite": f"{again} at a lower learning rate, or one that {_warms_up(run)}.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
 
