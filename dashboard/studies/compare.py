@@ -12,7 +12,7 @@ from dashboard.runs.metrics import left_out
 from dashboard.runs.places import Place
 from dashboard.runs.samples import samples_after
 from dashboard.studies import streams
-from dashboard.studies.comparability import same_work
+from dashboard.studies.comparability import same_work, tolerance
 from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
@@ -118,6 +118,8 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
         )
         part = f"; {view.losses.part}" if view.losses.part else ""
         said.append(f"Losses {how} over {parity.steps} steps{part}.")
+        if outline_of(base.spec.model).batch_norm and parity.largest > tolerance(base.spec, others[0].spec):
+            said.append(sentences.AMPLIFIED)
     return view.cautioned(said)
 
 

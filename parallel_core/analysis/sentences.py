@@ -240,9 +240,7 @@ def parity_sentence(
     finite = math.isfinite(worst.largest)
     how = f"{label} by {difference_text(worst.largest)}" if finite else f"{label} has no finite loss any more"
     told = f"{off} of {count} differ from {baseline}: {how} at step {worst.at}."
-    return (
-        f"{told} Batch norms amplify rounding at a high learning rate: compare the first steps." if amplifies else told
-    )
+    return f"{told} {AMPLIFIED}" if amplifies else told
 
 
 def _all_equal(compared: Mapping[str, Parity], baseline: str, others: int, every: int) -> str:
@@ -300,6 +298,8 @@ def difference_sentence(a: Breakdown, b: Breakdown) -> str:
     return f"Of {ns_text(abs(total))} {verb} between their traced steps: {', '.join(named)}."
 
 
+AMPLIFIED = "Batch norms amplify rounding at a high learning rate: compare the first steps."
+"""Said of losses that differ, of a model with batch norms."""
 _SMALL = 0.01
 _LOPSIDED = 0.25
 """From this share of the ratio on, the whole interval is given: for skewed times ± would overstate it."""

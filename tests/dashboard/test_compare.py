@@ -80,6 +80,21 @@ def test_two_runs_get_a_waterfall_that_adds_up(reader: Client, alice: Any) -> No
     assert "Losses differ by at most" in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "shift", "said"), [("resnet50", 0.5, True), ("resnet50", 0, False), ("mlp", 0.5, False)]
+)
+def test_losses_that_batch_norms_drive_apart_are_said_to_be(
+    reader: Client, alice: Any, kind: str, shift: float, said: bool
+) -> None:
+    runs = [factory.finished(alice, split, loss_shift=by) for split, by in (({}, 0.0), ({"dp": 2}, shift))]
+    for run in runs:
+        changed = {"model": {"kind": kind}, "train": {**run.spec["train"], "corpus": "digits"}}
+        Run.objects.filter(pk=run.pk).update(spec=run.spec | changed)
+    verdict = reader.get(f"/compare/?runs={runs[0].pk},{runs[1].pk}").context["verdict"]
+    assert any("over 43 steps" in sentence for sentence in verdict)
+    assert ("Batch norms amplify rounding at a high learning rate: compare the first steps." in verdict) == said
+
+
 def test_equal_memory_of_two_runs_has_no_sign(reader: Client, alice: Any) -> None:
     a, b = factory.finished(alice, {}), factory.finished(alice, {})
     assert "Memory is the same on the worst rank." in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["verdict"]
