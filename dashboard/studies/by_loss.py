@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.studies.comparability import trained_differently
+from dashboard.studies.comparability import trained_differently, update_rules
 from parallel_core.analysis.quantities import LOSS_DIGITS, listed_text, loss_text
 from parallel_core.analysis.sentences import shortened
 from parallel_core.spec import RunSpec
@@ -143,4 +143,4 @@ def _setting(spec: RunSpec, fields: Sequence[str], *, whole: bool) -> tuple[Any,
     the like contribute."""
     if whole:
         return spec.model, spec.parallel, spec.train
-    return spec.model, *(getattr(spec.train, field) for field in fields)
+    return spec.model, update_rules(spec), *(getattr(spec.train, field) for field in fields)

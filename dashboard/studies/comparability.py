@@ -74,6 +74,14 @@ def _delays(spec: RunSpec) -> tuple[Any, ...]:
     return split.schedule, split.copies, split.per_step, _stages(spec), rebuilt
 
 
+def update_rules(spec: RunSpec) -> tuple[Any, ...]:
+    """What of a split decides the updates, beside the training fields: equal for all that flush, except where batch
+    norms see each micro-batch by itself."""
+    if not spec.parallel.flushes:
+        return _delays(spec)
+    return (spec.parallel.micro_batches,) if outline_of(spec.model).batch_norm else ()
+
+
 def _normalise_apart(a: RunSpec, b: RunSpec) -> bool:
     """Whether batch norms see other samples together: replicas join theirs, micro-batches do not."""
     return outline_of(a.model).batch_norm and a.parallel.micro_batches != b.parallel.micro_batches

@@ -161,6 +161,15 @@ def test_one_setting_that_trained_to_its_end_is_not_said_to_beat_losses_that_are
     assert labels(view) == ["lr = 0.001", "lr = 0.01", "lr = 30"]
 
 
+@pytest.mark.parametrize(("schedule", "following"), [("1f1b", "2.981"), ("1f1b-stash", "2.831")])
+def test_a_pipeline_without_a_flush_is_another_setting(alice: Any, schedule: str, following: str) -> None:
+    made = swept(alice, {0.01: 0.0, 0.1: 0.25})
+    split = {"pp": 2, "micro_batches": 2, "schedule": schedule}
+    train = {"lr": 0.01, "clip": "stage"}
+    factory.finished(alice, split, study=made, position=2, name=schedule, loss_shift=0.1, train=train)
+    assert view_of(made).lead == f"Lowest final loss: 2.731, lr = 0.01; next {following}."
+
+
 def test_equal_losses_and_runs_that_still_train_are_said(alice: Any) -> None:
     made = swept(alice, {0.001: 0.0, 0.01: 1e-6})
     assert view_of(made).verdict[0] == "Lowest final loss: 2.731, lr = 0.001; the next is equal to 4 digits."
