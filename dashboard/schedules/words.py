@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dashboard.runs.choice_labels import CHOICE_LABELS
-from parallel_core.analysis.quantities import percent_text, significant
+from parallel_core.analysis.quantities import most_percent_text, percent_text, significant
 from parallel_core.plan.orders.search import FoundOrder
 from parallel_core.schedule.traits import takes_early_gradients
 from parallel_core.simulate.schedule_preview import EARLY, UNIT, SchedulePreview
@@ -58,7 +58,7 @@ def proof(found: FoundOrder) -> str:
     if found.length <= found.bound:
         return f"Proven: no order {found.laid} within this limit is shorter than the one found."
     return (
-        f"The order found is at most {percent_text(found.gap)} from the shortest: "
+        f"The order found is {most_percent_text(found.gap)} from the shortest: "
         f"none {found.laid} takes less than {_counted(units(found.bound))}."
     )
 

@@ -31,7 +31,7 @@ from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.downsample import Means, thin
-from parallel_core.analysis.quantities import percent_text
+from parallel_core.analysis.quantities import most_percent_text, percent_text
 from parallel_core.observe.records import POINT
 from parallel_core.schedule.traits import TRAITS, flushes
 
@@ -88,7 +88,7 @@ def nearness(traced: Sequence[Entry]) -> str:
         for e in traced
         if e.result and e.result.breakdown and e.traced_median
     ]
-    return f" (at most {percent_text(max(off))} off it)" if off else ""
+    return f" ({most_percent_text(max(off))} off it)" if off else ""
 
 
 def is_typical(row: Row) -> bool:

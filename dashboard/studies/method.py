@@ -27,6 +27,7 @@ from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
     flops_text,
+    most_percent_text,
     percent_text,
     plural_text,
 )
@@ -213,7 +214,7 @@ def _disturbance(view: Overview, labels: Mapping[int, str]) -> tuple[str, list[L
         return "Not measured.", []
     noisy = sum(share > DISTURBED_ABOVE for share, _ in known)
     most, run = max(known, key=itemgetter(0))
-    took = f"Other processes took at most {percent_text(most)} of a device"
+    took = f"Other processes took {most_percent_text(most)} of a device"
     return f"{took}; {noisy} of {len(known)} runs count as disturbed.", [_to(run, labels, "metrics")]
 
 

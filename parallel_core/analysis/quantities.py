@@ -121,6 +121,12 @@ def percent_text(share: float) -> str:
     return "under 1 %" if 0 < share < 0.005 else f"{share * _PERCENT:.0f} %"
 
 
+def most_percent_text(share: float) -> str:
+    """The most that a share is: `at most 13 %`, `under 1 %`."""
+    text = percent_text(share)
+    return text if text.startswith("under ") else f"at most {text}"
+
+
 def signed_percent_text(share: float, decimals: int = 1) -> str:
     """A relative error with its sign: `+1.9 %`, `−0.3 %`; without one, as `0.0 %`, where it rounds to nothing."""
     text = f"{share * _PERCENT:+.{decimals}f}"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, most_percent_text, seconds_text
 from parallel_core.cli.common import CommandError, Subparsers, read_spec, require_few
 from parallel_core.cli.numbers import above, target, whole
 
@@ -136,4 +136,4 @@ def _line(row: Ordered, room: float) -> str:
 def _proof(found: FoundOrder) -> str:
     if found.length <= found.bound:
         return f"proven: no order {found.laid} is shorter"
-    return f"at most {percent_text(found.gap)} from the shortest"
+    return f"{most_percent_text(found.gap)} from the shortest"
