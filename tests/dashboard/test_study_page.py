@@ -267,7 +267,7 @@ def test_predicted_memory_stands_beside_the_measured(study: Study) -> None:
 def test_breakdown_names_its_step_and_holds_it_against_the_median(study: Study) -> None:
     view = overview(study.runs.all(), study.baseline)
     chart = figures.breakdowns(view)
-    assert "the traced step nearest its median (at most " in chart.source
+    assert "the traced step nearest its median (under 1 % off it)" in chart.source
     ticks = next(trace for trace in chart.figure["data"] if trace.get("name") == "median step")
     assert ticks["x"] == [row.run.summary["timed"]["median"] * 1e3 for row in view.rows]
 
