@@ -50,10 +50,10 @@ def same_updates(a: RunSpec, b: RunSpec) -> bool:
     """
     if (a.model, a.train.global_batch) != (b.model, b.train.global_batch) or a.parallel.flushes != b.parallel.flushes:
         return False
-    if _normalise_apart(a, b) or a.train.clip_norm != b.train.clip_norm or _differing(a, b):
+    if a.train.clip_norm != b.train.clip_norm or _differing(a, b) or update_rules(a) != update_rules(b):
         return False
     if not a.parallel.flushes:
-        return _delays(a) == _delays(b)
+        return True
     pipelines = max(a.parallel.pp, b.parallel.pp) > 1
     return not pipelines or a.train.clip_norm is None or a.train.clip == b.train.clip == "global"
 
@@ -75,16 +75,15 @@ def _delays(spec: RunSpec) -> tuple[Any, ...]:
 
 
 def update_rules(spec: RunSpec) -> tuple[Any, ...]:
-    """What of a split decides the updates, beside the training fields: equal for all that flush, except where batch
-    norms see each micro-batch by itself."""
-    if not spec.parallel.flushes:
-        return _delays(spec)
-    return (spec.parallel.micro_batches,) if outline_of(spec.model).batch_norm else ()
+    """What of a split decides the updates, beside the training fields: equal for all that flush, unless batch norms see
+    other samples together."""
+    return _normed_apart(spec), *(() if spec.parallel.flushes else _delays(spec))
 
 
-def _normalise_apart(a: RunSpec, b: RunSpec) -> bool:
-    """Whether batch norms see other samples together: replicas join theirs, micro-batches do not."""
-    return outline_of(a.model).batch_norm and a.parallel.micro_batches != b.parallel.micro_batches
+def _normed_apart(spec: RunSpec) -> int:
+    """Into how many parts a batch is divided for batch norms, 0 without one: replicas join theirs, micro-batches do
+    not."""
+    return spec.parallel.micro_batches if outline_of(spec.model).batch_norm else 0
 
 
 def _stages(spec: RunSpec) -> tuple[tuple[int, ...], ...]:
@@ -109,7 +108,7 @@ def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:
         named.insert(0, "Batch")
     if any(other.model != base.model for other in others):
         named.insert(0, "Model")
-    if not named and all(_normalise_apart(base, other) for other in others):
+    if not named and all(_normed_apart(other) != _normed_apart(base) for other in others):
         return "their batch norms see micro-batches of another size"
     if not named:
         return "they update by other rules"
