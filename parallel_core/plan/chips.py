@@ -31,7 +31,8 @@ def listed(device: str, precision: Precision) -> Peak | None:
         driver = row["driver"]
         if all(word in tokens or (" " in word and word in device) for word in driver["words"]):
             half = row["half_tflops"] if precision == "fp16" or row["bf16"] else None
-            rate = {"fp32": driver["fp32_tflops"], "fp64": driver["fp64_tflops"]}.get(precision, half)
+            single = None if "single_tflops" in row["unverified"] else row["single_tflops"]
+            rate = {"fp32": single, "fp64": driver["fp64_tflops"]}.get(precision, half)
             return None if rate is None else Peak(rate * 1e12, driver["source"])
     return None
 

@@ -20,8 +20,9 @@ MOST_DEVICES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Dense peaks in FLOP/s: `half` of bf16 or fp16 tensor cores, `single` of fp32 matrix products (TF32 where
-    available). `memory` in bytes as marketed, its `bandwidth` in B/s. `units`: streaming multiprocessors."""
+    """Dense peaks in FLOP/s: `half` of bf16 or fp16 tensor cores, `single` of fp32 matrix products, which are not
+    rounded to TF32 (`engine.device.disable_tf32`). `memory` in bytes as marketed, its `bandwidth` in B/s. `units`:
+    streaming multiprocessors."""
 
     name: str
     memory: float
