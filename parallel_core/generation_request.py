@@ -87,7 +87,8 @@ def _room(request: TextRequest, spec: RunSpec) -> dict[str, str]:
         return {"new": f"{room}; at most {seq - size} can be generated."}
     if spec.parallel.dp > request.samples:
         shared = f"dp={spec.parallel.dp} replicas share {plural_text(request.samples, 'text')}"
-        return {"dp": f"{shared}, and each needs one; use dp={request.samples} or less, or more texts."}
+        most = f"dp={request.samples}" + (" or less" if request.samples > 1 else "")
+        return {"dp": f"{shared}, and each needs one; use {most}, or more texts."}
     return {}
 
 

@@ -245,7 +245,7 @@ def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None
         (
             "dp",
             "2",
-            "each needs one; use Data parallel = 1 or less, or more texts.",
+            "each needs one; use Data parallel = 1, or more texts.",
         ),
         ("dp", "x", "A whole number of replicas from 1 to"),
         ("step", "21", "Checkpoint must be 20; got 21."),
