@@ -58,7 +58,7 @@ def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[st
         (["--prompt", "a", "--tp", "3"], "tp=3 does not divide"),
         (
             ["--prompt", "a", "--new", "9", "--dp", "2"],
-            "dp: dp=2 replicas share 1 text, and each needs one; use dp=1 or less, or more texts",
+            "dp: dp=2 replicas share 1 text, and each needs one; use dp=1, or more texts",
         ),
         (["--prompt", "a", "--pp", "9"], "pp=9 is more than the model's 6 cuttable layers; use at most 6"),
     ):
