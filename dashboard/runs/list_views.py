@@ -26,7 +26,7 @@ from dashboard.json_values import finite
 from dashboard.live.changes import priced
 from dashboard.numbers import numbers
 from dashboard.runs import field_terms
-from dashboard.runs.listing import Listing, options, wrong_study
+from dashboard.runs.listing import Listing, options
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.runs.priority import Priority
 from dashboard.runs.selectors import list_runs
@@ -112,7 +112,7 @@ def ticked(given: QueryDict) -> list[int]:
 @token_may_read
 @require_safe
 def export_csv(request: HttpRequest) -> HttpResponseBase:
-    """The filtered list, all pages; 400 if the search has a term that means nothing."""
+    """The filtered list, all pages; 400 if a value of its address means nothing."""
     if refusal := _refusal(request):
         return refusal
     headers = {"Content-Disposition": 'attachment; filename="runs.csv"'}
@@ -134,9 +134,9 @@ def export_json(request: HttpRequest) -> HttpResponse:
 
 
 def _refusal(request: HttpRequest) -> HttpResponse | None:
-    """The answer to a search with a term that means nothing, or by a study that there is not: a file cannot say that
+    """The answer to an address with a value that means nothing, or a study that there is not: a file cannot say that
     it was left out."""
-    wrong = field_terms.parse(Listing.parse(request.GET).filters.q).wrong + wrong_study(request.GET)
+    wrong = Listing.parse(request.GET).ignored
     return HttpResponseBadRequest("\n".join(wrong), content_type="text/plain; charset=utf-8") if wrong else None
 
 

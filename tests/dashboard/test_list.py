@@ -180,6 +180,16 @@ def test_links_keep_the_state_of_the_list(reader: Client, alice: Any) -> None:
 
 def test_htmx_gets_the_results_alone_and_the_clean_address(reader: Client, alice: Any) -> None:
     make(alice)
+@pytest.mark.parametrize("query", ["state=faild", "state=faild&state=failed", "created_after=yesterday", "sort=spec"])
+def test_a_file_is_not_made_of_runs_that_its_address_does_not_mean(reader: Client, alice: Any, query: str) -> None:
+    """It had every run, as if none of that had been asked for."""
+    make(alice, "one", state="failed")
+    make(alice, "two")
+    for name in ("export.csv", "export.json"):
+        refused = reader.get(f"/runs/{name}?{query}")
+        assert refused.status_code == 400 and "was left out" in refused.content.decode()
+
+
     part = reader.get("/runs/?q=run&owner=&tag=", headers={"HX-Request": "true"})
     assert b"<html" not in part.content and b"runs-table" in part.content
     assert part["HX-Push-Url"] == "/runs/?q=run"
