@@ -83,7 +83,7 @@ def runs(request: HttpRequest) -> HttpResponse:
         # The canonical address: a filter form also sends its empty fields.
         response.headers["HX-Push-Url"] = request.path + listing.query().rstrip("?")
     else:
-        context |= {"states": State.choices, "options": options()}
+        context |= {"states": State.choices, "options": options(listing.filters)}
         response = render(request, "runs/list.html", context)
     # Page and part have the same address: a cache must not hand out one for the other.
     response.headers["Vary"] = "HX-Request, Cookie"

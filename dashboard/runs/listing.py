@@ -194,11 +194,13 @@ def clean_text(text: str) -> str:
     return text.replace("\x00", "").strip()[:MAX_TEXT]
 
 
-def options() -> dict[str, list[str]]:
-    """The values to filter by: owners, strategies, tags. All rows are read for them, so they are kept for OPTIONS_S,
-    or until there is a new run."""
+def options(filters: Filters) -> dict[str, list[str]]:
+    """The values to filter by, with those of `filters`: owners, strategies, tags. All rows are read for them, so they
+    are kept for OPTIONS_S, or until there is a new run."""
     newest = Run.objects.aggregate(newest=Max("pk"))["newest"]
-    return once(f"runs-list-options:{newest}", _options, OPTIONS_S)
+    found = once(f"runs-list-options:{newest}", _options, OPTIONS_S)
+    own = {"owners": filters.owner, "strategies": filters.strategy, "tags": filters.tag}
+    return {name: sorted({*values, own[name]} - {""}) for name, values in found.items()}
 
 
 def _options() -> dict[str, list[str]]:
@@ -206,7 +208,7 @@ def _options() -> dict[str, list[str]]:
     labels = Run.objects.order_by().values_list("label", flat=True).distinct()
     tags = Run.objects.order_by().exclude(tags=[]).values_list("tags", flat=True).distinct()
     return {
-        "owners": sorted(owners),
-        "strategies": sorted(label for label in labels if label),
-        "tags": sorted({tag for some in tags for tag in some}),
+        "owners": list(owners),
+        "strategies": list(labels),
+        "tags": list({tag for some in tags for tag in some}),
     }

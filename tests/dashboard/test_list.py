@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from dashboard.live.changes import COST
 from dashboard.runs import list_views
 from dashboard.runs.listing import options
 from dashboard.runs.models import Run, State
+from dashboard.runs.run_list import Filters
 from tests.dashboard.plain import plain
 from tests.dashboard.streamed_body import received
 
@@ -157,6 +159,15 @@ def test_what_the_address_cannot_mean_is_said_with_what_would_be_right(reader: C
     assert "data-ignored" not in reader.get("/runs/?state=queued&sort=-loss&q=").content.decode()
 
 
+def test_a_filter_that_no_run_has_any_more_is_shown_where_it_filters(reader: Client, alice: Any) -> None:
+    """The fields said anyone and any above a list without runs; the tag was sent back with one space."""
+    make(alice, "one", label="DP", tags=["two  spaces"])
+    page = reader.get("/runs/?owner=carol&strategy=TP&tag=two++spaces").content.decode()
+    chosen = re.findall(r"<option[^>]* selected>([^<]*)</option>", page)
+    assert chosen == ["carol", "TP", "two  spaces"]
+    assert '<option value="two  spaces" selected>' in page
+
+
 @pytest.mark.parametrize("study", ["999", "x"])
 def test_a_study_that_there_is_not_is_said(reader: Client, alice: Any, study: str) -> None:
     """The list was empty, as if the study had no runs; a file cannot say it, so it is refused."""
@@ -167,6 +178,16 @@ def test_a_study_that_there_is_not_is_said(reader: Client, alice: Any, study: st
     for name in ("export.csv", "export.json"):
         refused = reader.get(f"/runs/{name}?study={study}")
         assert refused.status_code == 400 and "there is no study" in refused.content.decode()
+
+
+@pytest.mark.parametrize("query", ["state=faild", "state=faild&state=failed", "created_after=yesterday", "sort=spec"])
+def test_a_file_is_not_made_of_runs_that_its_address_does_not_mean(reader: Client, alice: Any, query: str) -> None:
+    """It had every run, as if none of that had been asked for."""
+    make(alice, "one", state="failed")
+    make(alice, "two")
+    for name in ("export.csv", "export.json"):
+        refused = reader.get(f"/runs/{name}?{query}")
+        assert refused.status_code == 400 and "was left out" in refused.content.decode()
 
 
 def test_links_keep_the_state_of_the_list(reader: Client, alice: Any) -> None:
@@ -180,16 +201,6 @@ def test_links_keep_the_state_of_the_list(reader: Client, alice: Any) -> None:
 
 def test_htmx_gets_the_results_alone_and_the_clean_address(reader: Client, alice: Any) -> None:
     make(alice)
-@pytest.mark.parametrize("query", ["state=faild", "state=faild&state=failed", "created_after=yesterday", "sort=spec"])
-def test_a_file_is_not_made_of_runs_that_its_address_does_not_mean(reader: Client, alice: Any, query: str) -> None:
-    """It had every run, as if none of that had been asked for."""
-    make(alice, "one", state="failed")
-    make(alice, "two")
-    for name in ("export.csv", "export.json"):
-        refused = reader.get(f"/runs/{name}?{query}")
-        assert refused.status_code == 400 and "was left out" in refused.content.decode()
-
-
     part = reader.get("/runs/?q=run&owner=&tag=", headers={"HX-Request": "true"})
     assert b"<html" not in part.content and b"runs-table" in part.content
     assert part["HX-Push-Url"] == "/runs/?q=run"
@@ -256,8 +267,8 @@ def test_values_to_filter_by_are_read_again_when_there_is_a_new_run(
     reader: Client, alice: Any, django_assert_num_queries: Any
 ) -> None:
     make(alice, "one", tags=["x"])
-    assert options() == {"owners": ["alice"], "strategies": ["Single"], "tags": ["x"]}
+    assert options(Filters()) == {"owners": ["alice"], "strategies": ["Single"], "tags": ["x"]}
     with django_assert_num_queries(1):
-        options()
+        options(Filters())
     make(alice, "two", tags=["y"], label="DP")
-    assert options() == {"owners": ["alice"], "strategies": ["DP", "Single"], "tags": ["x", "y"]}
+    assert options(Filters()) == {"owners": ["alice"], "strategies": ["DP", "Single"], "tags": ["x", "y"]}
