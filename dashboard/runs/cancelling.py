@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from django.http import Http404
 
+from dashboard.accounts.roles import may_change
 from dashboard.runs import services
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import ENDED, Run, State
+
+
+def any_left(runs: Iterable[Run], user: Any) -> bool:
+    """Whether the user may cancel any of them that has not been cancelled: in a study, those of others are not the
+    owner's to cancel."""
+    return any(run.state not in {*ENDED, State.CANCELLING} and may_change(user, run) for run in runs)
 
 
 def cancel_all(runs: Sequence[Run], user: Any) -> list[Run]:

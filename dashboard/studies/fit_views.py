@@ -14,7 +14,8 @@ from dashboard.charts import fit as fit_chart
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.fit import AT_LIMIT
 from dashboard.csv_cells import no_formula
-from dashboard.runs.models import ENDED, Run, State
+from dashboard.runs.cancelling import any_left
+from dashboard.runs.models import Run
 from dashboard.runs.places import Place
 from dashboard.studies import reruns
 from dashboard.studies.entries import shared_room
@@ -68,7 +69,7 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
         "again": reruns.offer(again),
         "unfinished": reruns.unfinished(again),
         "again_note": "with as many layers; its search then goes on",
-        "cancellable": mine and any(run.state not in {*ENDED, State.CANCELLING} for run in runs),
+        "cancellable": any_left(runs, request.user),
         "limit": limit,
         "verdict": sentences(found, limit),
         "lines": lines,

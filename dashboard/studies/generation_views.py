@@ -14,7 +14,8 @@ from dashboard.charts import generation as charts
 from dashboard.charts import generation_parts
 from dashboard.csv_cells import no_formula
 from dashboard.fleet.words import WORDS
-from dashboard.runs.models import Run, State
+from dashboard.runs.cancelling import any_left
+from dashboard.runs.models import Run
 from dashboard.runs.places import Place
 from dashboard.studies import reruns
 from dashboard.studies.entries import waits_of
@@ -66,7 +67,7 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
         "may_change": mine,
         "again": reruns.offer(runs) if mine else "",
         "unfinished": reruns.unfinished(runs) if mine else "",
-        "cancellable": mine and any(row.run.state != State.CANCELLING for row in view.open),
+        "cancellable": any_left(runs, request.user),
         "verdict": sentences(view, where),
         "lines": [Line(row, _same(view, row, where), waits.get(row.run.pk, "")) for row in view.rows],
         "charts": _charts(view),

@@ -20,6 +20,7 @@ from dashboard.charts.theme import LEGEND
 from dashboard.fields import Number
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
+from dashboard.runs.cancelling import any_left
 from dashboard.runs.models import ENDED, State
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import (
@@ -145,7 +146,7 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
         and (study.baseline is None or reruns.root_of(view.baseline.run) != reruns.root_of(study.baseline)),
         "again": reruns.offer(study.runs.all()) if may_change(request.user, study) else "",
         "unfinished": reruns.unfinished(study.runs.all()) if may_change(request.user, study) else "",
-        "cancellable": may_change(request.user, study) and any(r.run.state != State.CANCELLING for r in view.open),
+        "cancellable": any_left((row.run for row in view.open), request.user),
         "done": len([row for row in view.rows if row.run.state in ENDED]),
     }
 

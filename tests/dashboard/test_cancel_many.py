@@ -17,6 +17,7 @@ from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.states import finish
 from dashboard.studies import services as studies
 from dashboard.studies.models import Study
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.test_list import make
 
@@ -103,6 +104,22 @@ def test_what_is_left_of_a_study_is_cancelled_from_its_page(client: Client, alic
     assert "2 cancelled</span>" in client.get("/studies/").content.decode()
     client.force_login(bob)
     assert client.get(address).status_code == 403
+
+
+def test_cancelling_a_study_is_offered_to_whom_a_run_of_it_is_left_to_cancel(
+    client: Client, alice: Any, admin: Any
+) -> None:
+    """A run that an admin has run again is the admin's: the study's owner was led to a page that cancels nothing."""
+    study = Study.objects.create(name="hers", owner=alice)
+    spec = RunSpec().model_dump(mode="json")
+    make(alice, "first", study=study, spec=spec, state="lost")
+    make(admin, "again", study=study, spec=spec, exclusive=True)
+    offered = f"/runs/cancel?all_of={study.pk}"
+    for user, shown in ((admin, True), (alice, False)):
+        client.force_login(user)
+        assert (offered in client.get(f"/studies/{study.pk}/").content.decode()) is shown
+    make(alice, "hers", study=study, spec=spec)
+    assert offered in client.get(f"/studies/{study.pk}/").content.decode()
 
 
 def test_of_a_list_filtered_by_study_only_the_ticked_runs_are_cancelled(client: Client, alice: Any) -> None:
