@@ -17,7 +17,7 @@ from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
 
-from dashboard.accounts.roles import may_change
+from dashboard.accounts.roles import may_change, may_submit
 from dashboard.file_names import shown_name
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import relevance
@@ -69,6 +69,8 @@ def users_of(corpora: Iterable[Corpus]) -> dict[int, list[Run]]:
 
 def why_stays(corpus: Corpus, user: Any, users: Sequence[Run]) -> str:
     """Why `user` cannot delete the text now, as a sentence; '' if they can. `users`: as in `users_of`."""
+    if corpus.owner_id == user.pk and not may_submit(user):
+        return "It is yours, but your account is a viewer by now: admins may delete it."
     if not may_change(user, corpus):
         return f"Only its owner, {corpus.owner.get_username()}, and admins may delete it."
     return f"“{users[0].name}” trains on it and has not ended." if users else ""

@@ -188,6 +188,18 @@ def test_only_its_owner_and_admins_delete_a_text(
     assert "No text yet" in client.get("/runs/texts/").content.decode()
 
 
+def test_a_viewer_is_led_to_no_form_and_not_told_to_be_somebody_else(
+    tale: Corpus, member: Client, reader: Client, alice: Any
+) -> None:
+    """The link led viewers to a refusal, and who is no member any more was sent to the owner, that is to themselves."""
+    form = 'href="/runs/new/"'
+    assert form in member.get("/runs/texts/").content.decode()
+    assert form not in reader.get("/runs/texts/").content.decode()
+    alice.groups.clear()
+    said = member.get("/runs/texts/").content.decode()
+    assert "Only its owner" not in said and "It is yours, but your account is a viewer by now" in said
+
+
 def test_the_page_says_which_run_keeps_a_text(tale: Corpus, member: Client, alice: Any) -> None:
     run = training(alice, tale)
     address = f"/runs/texts/{tale.pk}/delete"
