@@ -29,7 +29,10 @@ def advance() -> None:
             _advance(study)
         except (OperationalError, InterfaceError):  # the database is away: they go on when it is back
             raise
-        except (PermissionDenied, runs.Invalid) as error:
+        except PermissionDenied:
+            owner = study.owner.get_username()
+            _end(study, f"{ENDED_EARLY}: {owner}, who owns the study, may not submit runs any more.")
+        except runs.Invalid as error:
             log.warning("the searches of study %s end: %s", study.pk, error)
             _end(study, f"{ENDED_EARLY}: {error}")
         except Exception as error:  # it would recur, and the studies after this one would wait for it

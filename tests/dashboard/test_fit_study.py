@@ -378,6 +378,18 @@ def test_a_study_that_is_removed_while_a_trial_is_predicted_ends_quietly(
     assert not Run.objects.exists()
 
 
+def test_a_study_whose_owner_may_not_submit_any_more_says_whose_it_is(client: Client, study: Study, alice: Any) -> None:
+    """It said to everybody who read it that their own account may not submit."""
+    ends = dict.fromkeys(predictions(study), 1)
+    for run in study.runs.all():
+        end(run, ends)
+    alice.groups.clear()
+    fit_runs.advance()
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    assert "The searches ended early: alice, who owns the study, may not submit runs any more." in page
+    assert "Your account" not in page
+
+
 def test_a_trial_goes_where_its_study_was_put_while_it_was_predicted(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
