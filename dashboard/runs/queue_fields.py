@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 
+from dashboard.begun import began, typed
 from dashboard.fields import Choice, Form
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import priority as levels
@@ -49,3 +50,12 @@ class QueueForm(Form):
         offer(self, FleetSnapshot.now())
         for name, made in self.fields.items():
             made.widget.attrs["aria-describedby"] = f"help-{name} error-{name}"
+
+    def asked(self) -> dict[str, Any]:
+        """What was changed in a valid form: the other value stays as it is, also where somebody else has changed it."""
+        return {name: value for name, value in self.cleaned_data.items() if typed(self.data, name) is not None}
+
+    def began(self) -> dict[str, str]:
+        """What each field began with: see `begun.began`."""
+        now = {name: str(self.get_initial_for_field(made, name)) for name, made in self.fields.items()}
+        return began(self.data, now)

@@ -28,7 +28,7 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
     form = QueueForm(run, request.POST) if request.method == "POST" else QueueForm(run)
     if form.is_bound and form.is_valid():
         try:
-            queueing.change(run=run, user=request.user, **form.cleaned_data)
+            queueing.change(run=run, user=request.user, **form.asked())
         except Invalid as error:
             for name, said in error.field_errors.items():
                 form.add_error(name, said)

@@ -34,20 +34,19 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
         raise PermissionDenied("Only the study's owner and admins may change it.")
     now = {"name": study.name, "notes": study.notes}
     values, errors, form = now, {}, QueueForm(study)
-    was = began(request.POST, {**now, **{name: str(form[name].value()) for name in form.fields}})
     if request.method == "POST":
         form, values = QueueForm(study, request.POST), {key: request.POST.get(key, "") for key in values}
         if form.is_valid():
-            place = {name: value for name, value in form.cleaned_data.items() if typed(request.POST, name) is not None}
             name, notes = (typed(request.POST, key) for key in now)
             try:
-                editing.edit(study=study, user=request.user, name=name, notes=notes, **place)
+                editing.edit(study=study, user=request.user, name=name, notes=notes, **form.asked())
             except services.Invalid as error:
                 errors = error.field_errors
                 for name in form.fields.keys() & errors.keys():
                     form.add_error(name, errors[name])
             else:
                 return redirect("studies:page", pk)
+    was = {**began(request.POST, now), **form.began()}
     context: dict[str, Any] = {"study": study, "form": form, "values": values, "was": was, "errors": errors}
     queued = study.runs.filter(state=State.QUEUED, cancel_requested_at=None).count()
     context |= {"hints": HINTS, "queued": queued}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -247,6 +248,22 @@ def test_a_queued_run_is_put_elsewhere_on_its_page(member: Client, alice: Any, b
     run.refresh_from_db()
     assert run.run_on == "worker:yard-b", "it is not queued any more"
     assert address not in member.get(f"/runs/{run.pk}/").content.decode()
+
+
+def test_a_page_of_the_queue_that_was_opened_before_somebody_else_changed_it_keeps_that(
+    member: Client, alice: Any, admin: Any
+) -> None:
+    """Who only chose other devices took the high priority back that an admin had given meanwhile."""
+    run = factory.queued(alice)
+    address = f"/runs/{run.pk}/queue"
+    page = member.get(address).content.decode()
+    shown = dict(re.findall(r'<input type="hidden" name="(was-[a-z_]+)" value="([^"]*)">', page))
+    assert shown == {"was-run_on": "", "was-priority": "normal"}
+    queueing.change(run=run, user=admin, priority=Priority.HIGH)
+    sent = {**shown, "run_on": "worker:yard-b", "priority": "normal"}
+    assert member.post(address, sent).status_code == 302
+    run.refresh_from_db()
+    assert (run.run_on, run.priority) == ("worker:yard-b", Priority.HIGH)
 
 
 def test_a_study_has_one_place_and_one_priority_for_its_runs(admin: Any) -> None:
