@@ -34,7 +34,7 @@ class Bearer(HttpBearer):
     def __call__(self, request: HttpRequest) -> Any:
         # An invalid Authorization header must not fall back to the session cookie of the same browser.
         if "Authorization" in request.headers and super().__call__(request) is None:
-            raise HttpError(401, "This token is unknown, expired or revoked.")
+            raise HttpError(401, "This token is unknown, expired or revoked, or its user's account is not active.")
         return getattr(request, "api_token", None)
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiToken | None:

@@ -169,11 +169,13 @@ def test_an_admin_revokes_the_token_of_another_person(client: Client, alice: Any
     assert ApiToken.find(secret) is None
 
 
-def test_a_token_of_a_disabled_user_is_dead(alice: Any) -> None:
+def test_a_token_of_a_disabled_user_is_dead(client: Client, alice: Any) -> None:
     _, secret = ApiToken.make(user=alice, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1))
     alice.is_active = False
     alice.save()
     assert ApiToken.find(secret) is None
+    refused = client.get("/api/v1/runs", headers={"Authorization": f"Bearer {secret}"})
+    assert refused.status_code == 401 and "account is not active" in refused.json()["error"]["message"]
 
 
 @pytest.fixture
