@@ -50,10 +50,11 @@ def of_device(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], ND
 def _launches(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.bool_]]:
     """Returns the launches, for each kernel the index of its own, and whether it has one."""
     kernels, launches = trace.device, trace.launches[np.argsort(trace.launches["link"], kind="stable")]
-    at = np.clip(np.searchsorted(launches["link"], kernels["link"]), 0, max(len(launches) - 1, 0))
+    links: NDArray[np.int64] = kernels["link"]
+    at = np.clip(np.searchsorted(launches["link"], links), 0, max(len(launches) - 1, 0))
     linked = np.zeros(len(kernels), np.bool_)
     if len(launches):
-        linked = (launches["link"][at] == kernels["link"]) & (kernels["link"] >= 0)
+        linked = (launches["link"][at] == links) & (links >= 0)
     return launches, at, linked
 
 
