@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from parallel_core.analysis.diagnosis import Case, diagnose, unbalanced_stages
+from parallel_core.analysis.quantities import ns_text
 from parallel_core.layout import Layout
 from parallel_core.plan.partition import flop_weights
 from parallel_core.plan.strategy import step_flops
@@ -33,6 +34,30 @@ def test_a_cut_is_uneven_by_the_work_of_a_device() -> None:
     (uneven,) = diagnose(healthy(made))
     assert (uneven.rule, uneven.rank) == ("unbalanced_stages", 0)
     assert uneven.title.startswith("1.6") and uneven.change.startswith("Leave parallel.cuts empty")
+
+
+def _of_layers(layers: int, vocab: int, cuts: tuple[int, ...] | None) -> RunSpec:
+    split = {"pp": 2, "micro_batches": 4, "cuts": cuts}
+    return RunSpec.model_validate(
+        spec().model_dump() | {"model": MODEL | {"layers": layers, "vocab": vocab}, "parallel": split}
+    )
+
+
+@pytest.mark.parametrize(("layers", "vocab", "cut"), [(4, 256, 7), (4, 4096, 8), (2, 256, 2)])
+def test_what_an_evener_cut_saves_is_told_and_not_what_equal_stages_would(layers: int, vocab: int, cut: int) -> None:
+    uneven, even = (healthy(_of_layers(layers, vocab, cuts)) for cuts in ((cut,), None))
+    told = unbalanced_stages.check(uneven)
+    assert told is not None and told.change.startswith("Leave parallel.cuts empty")
+    assert told.effect_ns == pytest.approx(uneven.step_ns - even.step_ns, rel=0.02)
+    assert f"layers cut at {even.layout.stage_units[1][0]} {ns_text(told.effect_ns)}; " in told.evidence
+
+
+def test_a_cut_by_flops_that_saves_nothing_is_not_advised() -> None:
+    """Its heavier stage is the last one, which begins later and ends as late."""
+    uneven, even = (healthy(_of_layers(2, 256, cuts)) for cuts in ((4,), None))
+    told = unbalanced_stages.check(uneven)
+    assert even.step_ns > uneven.step_ns
+    assert told is not None and told.change.startswith("This cut is about the evenest for 2 stages: use fewer stages")
 
 
 def test_a_slower_device_with_fewer_layers_is_a_straggler_and_its_cut_stands() -> None:
@@ -64,8 +89,8 @@ def test_recomputation_of_one_stage_alone_is_uneven_work() -> None:
     ("vocab", "more", "told"),
     [
         (4096, {}, "The cut by FLOPs ignores recomputation: set parallel.cuts to 6, 11, 17."),
-        (4096, {"cuts": (6, 11, 17)}, "This cut is the evenest for 4 stages"),
-        (512, {}, "This cut is the evenest for 4 stages"),
+        (4096, {"cuts": (6, 11, 17)}, "This cut is about the evenest for 4 stages"),
+        (512, {}, "This cut is about the evenest for 4 stages"),
     ],
 )
 def test_where_every_block_recomputes_the_cut_is_what_can_change(vocab: int, more: dict[str, Any], told: str) -> None:

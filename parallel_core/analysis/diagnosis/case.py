@@ -14,10 +14,11 @@ from parallel_core.analysis import waits
 from parallel_core.analysis.breakdown import Account, accounts
 from parallel_core.analysis.rows import durations, last_end
 from parallel_core.layout import Layout
+from parallel_core.plan.strategy import step_flops
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.measured import Measured, measure
-from parallel_core.simulate.replay import Change, replay
+from parallel_core.simulate.replay import Change, replay, replay_as
 from parallel_core.spec import RunSpec
 
 Floats = NDArray[np.float64]
@@ -152,6 +153,15 @@ class Case:
             return max(0, round(self.typical.step - replay(self.spec, self.typical, change).step))
         except ValidationError:
             return 0
+
+    def saved_by_cuts(self, after: RunSpec) -> int:
+        """Nanoseconds that `after`, which differs in its cuts alone, would take off the typical step: each layer takes
+        its part of its stage's time by FLOPs, recomputation included."""
+        if self.typical is None:
+            return 0
+        same = Change(schedule=self.spec.parallel.schedule)
+        made = replay_as(after, self.spec, self.typical, same, step_flops(self.spec))
+        return max(0, round(self.typical.step - made.step))
 
     def slower_device(self, rank: int, others: Sequence[int]) -> float | None:
         """Slowdown of the device of `rank` in the reference work, against the median of `others`; None if one of them

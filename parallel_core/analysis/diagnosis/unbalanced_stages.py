@@ -3,11 +3,14 @@
 Threshold: a device of the stage that computed longest has 1.15 times the mean FLOPs, recomputation included, and equal
 stages would save 5 % of the step. For most models whole layers allow no better cut than 1.15. A stage that computed
 longest without more FLOPs has a straggler: fewer layers would not make another stage the heaviest.
+
+Whole layers seldom make equal stages, so another cut is advised, and its effect told, by a replay of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import ns_text, ratio_text
@@ -24,20 +27,21 @@ HEAVIER, MATTERS = 1.15, 0.05
 def check(case: Case) -> Finding | None:
     if case.spec.parallel.pp == 1 or case.typical is None:
         return None
-    layout, units = case.layout, case.layout.stage_units
+    layout = case.layout
     work, took = _by_device(layout, step_flops(case.spec)), _measured(case.typical, layout)
     heaviest = max(range(len(took)), key=took.__getitem__)
     ratio = work[heaviest] * len(work) / max(1.0, sum(work))
     saved = case.saved(Change(balanced=True)) if ratio >= HEAVIER else 0
     if saved < MATTERS * case.typical.step:
         return None
-    edges = tuple(own[0] for own in units[1:])
+    better = _change(case, max(work))
+    cut = f", layers cut at {_edges(better.layout)} {ns_text(better.saved)}; they are" if better.layout else "; layers"
     return Finding(
         "unbalanced_stages",
         f"{ratio_text(ratio)} the mean work: stage {heaviest} holds up the pipeline.",
-        f"Equal stages would save {ns_text(saved)} of a step; layers cut at {', '.join(map(str, edges))}.",
-        _change(case, max(work)),
-        effect_ns=saved,
+        f"Equal stages would save {ns_text(saved)} of a step{cut} cut at {_edges(layout)}.",
+        better.do,
+        effect_ns=better.saved or saved,
         tab="whatif",
         rank=layout.rank(layout.place(heaviest)),
     )
@@ -62,30 +66,54 @@ def _measured(typical: Measured, layout: Layout) -> list[float]:
     return found
 
 
-def _change(case: Case, most: float) -> str:
+class _Better(NamedTuple):
+    """What to do; if it is another cut, its layout, and the nanoseconds of a step that it would save."""
+
+    do: str
+    layout: Layout | None = None
+    saved: int = 0
+
+
+def _change(case: Case, most: float) -> _Better:
     """What to do where a device of the heaviest stage has `most` FLOPs."""
-    spec, forward = case.spec, flop_weights(case.spec.model)
-    split = spec.parallel.model_copy(update={"cuts": None})
-    evenest = f"This cut is the evenest for {spec.parallel.stages} stages: use fewer stages, or more equal layers."
-    by_flops = Layout.of(spec.model_copy(update={"parallel": split}))
-    if max(_by_device(by_flops, step_flops(spec))) < most:
-        return "Leave parallel.cuts empty: the cut by FLOPs is evener."
-    if spec.parallel.recompute_layers is None:
-        if cuts := _evener(case, most):
-            return f"The cut by FLOPs ignores recomputation: set parallel.cuts to {', '.join(map(str, cuts))}."
-        return evenest
-    plain = _by_device(case.layout, forward)
-    if max(plain) * len(plain) < HEAVIER * sum(plain):
-        return "Spread parallel.recompute_layers evenly over the stages."
-    return evenest
+    split, forward = case.spec.parallel, flop_weights(case.spec.model)
+    if by_flops := _cut(case, None, most):
+        return by_flops._replace(do="Leave parallel.cuts empty: the cut by FLOPs is evener.")
+    if split.recompute_layers is None:
+        cuts = _evenest(case)
+        if again := _cut(case, cuts, most):
+            return again._replace(do=f"The cut by FLOPs ignores recomputation: set parallel.cuts to {_listed(cuts)}.")
+    else:
+        plain = _by_device(case.layout, forward)
+        if max(plain) * len(plain) < HEAVIER * sum(plain):
+            return _Better("Spread parallel.recompute_layers evenly over the stages.")
+    about = f"This cut is about the evenest for {split.stages} stages"
+    return _Better(f"{about}: use fewer stages, or more equal layers.")
 
 
-def _evener(case: Case, most: float) -> tuple[int, ...]:
-    """The cuts that are the evenest with recomputation; () if a device of the heaviest stage has `most` FLOPs then,
-    too."""
-    layout, flops = case.layout, step_flops(case.spec)
-    devices = tuple(layout.replicas[place] * layout.widths[place] for place in layout.places)
-    cuts = min_max_cut_over(tuple(flops), devices)
+def _cut(case: Case, cuts: tuple[int, ...] | None, most: float) -> _Better | None:
+    """The run with these cuts; None if a device of the heaviest stage has `most` FLOPs then, too, or little is
+    saved."""
     split = case.spec.parallel.model_copy(update={"cuts": cuts})
-    cut = Layout.of(case.spec.model_copy(update={"parallel": split}))
-    return cuts if max(_by_device(cut, flops)) < most else ()
+    after = case.spec.model_copy(update={"parallel": split})
+    layout = Layout.of(after)
+    if max(_by_device(layout, step_flops(after))) >= most:
+        return None
+    saved = case.saved_by_cuts(after)
+    return _Better("", layout, saved) if saved >= MATTERS * case.step_ns else None
+
+
+def _evenest(case: Case) -> tuple[int, ...]:
+    """The cuts that are the evenest with recomputation."""
+    layout = case.layout
+    devices = tuple(layout.replicas[place] * layout.widths[place] for place in layout.places)
+    return min_max_cut_over(tuple(step_flops(case.spec)), devices)
+
+
+def _listed(cuts: Sequence[int]) -> str:
+    return ", ".join(map(str, cuts))
+
+
+def _edges(layout: Layout) -> str:
+    """Where the stages behind the first begin."""
+    return _listed([own[0] for own in layout.stage_units[1:]])
