@@ -19,7 +19,8 @@ from dashboard.runs.whatif_words import check
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.quantities import plural_text, ratio_text, sentence_text, step_text
 from parallel_core.analysis.waits import gathers_aside
-from parallel_core.simulate.replay import ASSUMED, FREE, GATHERS_ASIDE, Change, Replay, ideal_limit, replay
+from parallel_core.simulate.ideal_limit import ideal_limit
+from parallel_core.simulate.replay import ASSUMED, FREE, GATHERS_ASIDE, Change, Replay, replay
 
 
 def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:

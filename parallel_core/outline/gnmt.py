@@ -32,6 +32,7 @@ class GnmtOutline(Outline):
     target = "positions"
     corpora = ("django",)
     recurrent = True
+    constant_ns = (18_000.0, 1.8)
     whole = "LSTM layers are not split over tensors: each position needs the one before"
 
     @property

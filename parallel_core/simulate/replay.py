@@ -3,9 +3,9 @@
 There are two kinds of change. Those that keep every operation (links, device, recomputation) change each measured cost,
 so that even the jitter of the step remains. Those that change the program (schedule, micro-batches, chunks) or the
 stages (balanced) use the median of each stage's operations; costs are divided over a model's layers by their FLOPs, and
-over micro-batches by their size. The prediction then is the measured step times the ratio of the changed to the
-unchanged program at these medians. A message of half the size is taken to need half the time: one step shows messages
-of one size, so the part of its latency that does not depend on the size is not known.
+over micro-batches by their size, beside `constant_costs`. The prediction then is the measured step times the
+ratio of the changed to the unchanged program at these medians. A message of half the size is taken to need half the
+time: one step shows messages of one size, so the part of its latency that does not depend on the size is not known.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from parallel_core.analysis.rows import last_end
 from parallel_core.layout import Layout
 from parallel_core.plan.partition import flop_weights
-from parallel_core.schedule import build, plain
+from parallel_core.schedule import build
 from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
 from parallel_core.schedule.traits import TRAITS, takes_early_gradients
 from parallel_core.simulate import simulate
+from parallel_core.simulate.constant_costs import constant_costs, resized
 from parallel_core.simulate.measured import Cost, Measured, key
 from parallel_core.spec import DeviceKind, RunSpec
 
@@ -35,9 +36,10 @@ HALVES: dict[DeviceKind, float] = {"cpu": 1.06, "cuda": 1.0}
 1.10 with this engine, ZB-H1 against GPipe, 1F1B and interleaved 1F1B of a GPT 4 x 128 (`bench whatif`). A GPU reads the
 factors of each product from its memory either way."""
 ASSUMED = (
-    "Other schedules and micro-batches take the median cost of each stage's operations; smaller micro-batches and "
-    "their messages are assumed to cost in proportion, which small ones miss, and more of them in flight to cost the "
-    "same, though a CPU's caches then hold less of each."
+    "Other schedules and micro-batches take the median cost of each stage's operations; smaller micro-batches are "
+    "assumed to cost in proportion, but for launches and weights, of which a CPU core's usual costs are taken, and so "
+    "are their messages, which small ones miss, and more of them in flight to cost the same, though a CPU's caches "
+    "then hold less of each."
 )
 """Assumptions of a replay that changes the program, for its reader."""
 GATHERS_ASIDE = (
@@ -110,16 +112,24 @@ def recut(spec: RunSpec, schedule: str) -> bool:
 def replay(spec: RunSpec, measured: Measured, change: Change) -> Replay:
     """The step of `spec` with costs `measured`, with `change`. Raises as `changed` does."""
     after = changed(spec, change) if change.makes_a_program else spec
-    return replay_as(after, spec, measured, change, flop_weights(spec.model))
+    return replay_as(after, spec, measured, change, flop_weights(spec.model), constant_costs(after))
 
 
-def replay_as(after: RunSpec, spec: RunSpec, measured: Measured, change: Change, weights: Sequence[int]) -> Replay:
-    """As `replay`, for the program and stages of `after`; `weights`: relative costs of the layers of both."""
+def replay_as(
+    after: RunSpec,
+    spec: RunSpec,
+    measured: Measured,
+    change: Change,
+    weights: Sequence[int],
+    constant: Sequence[float] = (),
+) -> Replay:
+    """As `replay`, for the program and stages of `after`; `weights`: relative costs of the layers of both; `constant`:
+    `constant_costs` of `after`, () where its layers are not known."""
     if not change.makes_a_program:
         spans = simulate(build(spec), _Same(measured, change))
         return Replay(spec, spans, last_end(spans))
     plain = simulate(build(spec), _Typical(spec, spec, measured, Change(), weights))
-    spans = simulate(build(after), _Typical(spec, after, measured, change, weights))
+    spans = simulate(build(after), _Typical(spec, after, measured, change, weights, constant))
     scale = measured.step / last_end(plain)
     for rows in spans.values():
         for side in ("start", "end"):
@@ -131,25 +141,6 @@ def plan(spec: RunSpec, measured: Measured) -> dict[int, NDArray[np.void]]:
     """The step with every operation at the median cost of its kind and stage: spans by pipeline rank. A measured
     operation that is later than here was delayed by chance or by another rank."""
     return simulate(build(spec), _Typical(spec, spec, measured, Change(), flop_weights(spec.model)))
-
-
-def ideal_limit(spec: RunSpec) -> int | None:
-    """Largest speedup over one device with any number of devices and free communication, where each micro-batch is
-    worked on by one device at a time: no step is then shorter than one micro-batch takes.
-
-    GPipe and 1F1B with p stages take (m + p - 1) / p times a micro-batch (Huang et al. 2019), which tends to one for
-    large p, so m micro-batches are at most m times as fast. The naive schedule keeps one device of a replica busy at a
-    time, however many micro-batches there are. None where there is no such limit: tensor ranks share a
-    micro-batch, weight gradients are computed while other stages go on with the input gradient, or the pipeline never
-    flushes.
-    """
-    split = spec.parallel
-    if max(split.tensor_ranks) > 1 or not split.flushes:
-        return None
-    parted = any(op.kind is Kind.B for program in plain(split).programs for op in program)
-    if parted:
-        return None
-    return max(split.copies) if split.schedule == "naive" else split.per_step
 
 
 def _taken(kind: Kind, cost: Cost, change: Change) -> int:
@@ -189,7 +180,13 @@ class _Typical:
     message_bytes = 0
 
     def __init__(
-        self, before: RunSpec, after: RunSpec, measured: Measured, change: Change, weights: Sequence[int]
+        self,
+        before: RunSpec,
+        after: RunSpec,
+        measured: Measured,
+        change: Change,
+        weights: Sequence[int],
+        constant: Sequence[float] = (),
     ) -> None:
         self.norm, self._change = measured.norm, change
         self._begin = round(float(np.median(measured.begins)))
@@ -201,7 +198,7 @@ class _Typical:
         self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
         self._any |= {kind: _scaled(cost, size) for kind in P2P if (cost := measured.median(kind))}
         self._stages = {
-            (kind, stage): _scaled(cost, share)
+            (kind, stage): resized(cost, share, constant[stage] if constant else 0.0, kind)
             for kind, costs in _by_kind(measured, before, after, change.balanced, weights).items()
             for stage, cost in enumerate(costs)
         }

@@ -239,7 +239,9 @@ def _few(name: str) -> Case:
     ],
 )
 def test_where_no_more_micro_batches_are_to_be_had_gradients_may_leave_early(split: dict[str, Any], words: str) -> None:
-    found = diagnose(healthy(spec(pp=4, micro_batches=4, schedule="gpipe", **split)))
+    made = spec(pp=4, micro_batches=4, schedule="gpipe", **split)
+    long = step(made, costs(made, factor=dict.fromkeys(range(4), 30.0)))  # beside which launches are nothing
+    found = diagnose(healthy(made, traced=[long] * 3))
     assert [one.change for one in found if one.rule == "few_micro_batches"] == ([words] if words else [])
 
 

@@ -17,12 +17,11 @@ from parallel_core.layout import Layout
 from parallel_core.local import LocalRunner
 from parallel_core.observe.records import SPAN
 from parallel_core.plan.cluster.store import rows
-from parallel_core.plan.strategy import ideal_speedup
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.measured import Measured, measure
-from parallel_core.simulate.replay import FREE, HALVES, Change, ideal_limit, plan, recut, replay
+from parallel_core.simulate.replay import FREE, HALVES, Change, plan, recut, replay
 from parallel_core.spec import RunSpec
 
 ATTEMPTS = 12
@@ -237,25 +236,6 @@ def test_a_change_that_makes_no_run_says_why() -> None:
     found = measured(made, Costs.uniform(2, 1, 1, 1))
     with pytest.raises(ValidationError, match="do not divide"):
         replay(made, found, Change(micro_batches=5))
-
-
-@pytest.mark.parametrize(("split", "limit"), [
-    ({"pp": 8}, 2),
-    ({"pp": 8, "dp": 2}, 4),
-    ({"pp": 8, "schedule": "naive"}, 1),
-    ({"pp": 8, "dp": 2, "schedule": "naive"}, 2),
-    ({"pp": 8, "schedule": "naive", "early_gradients": True}, None),
-    ({"pp": 2, "tp": 2}, None),  # 2.67x
-    ({"pp": 8, "schedule": "zb-h1"}, None),  # 2.53x
-    ({"pp": 8, "early_gradients": True}, None),
-    ({"pp": 8, "schedule": "1f1b-stash"}, None),
-])  # fmt: skip
-def test_micro_batches_limit_the_speedup_where_one_device_at_a_time_works_on_each(
-    split: dict[str, Any], limit: int | None
-) -> None:
-    made = spec(micro_batches=2, clip="stage", **split)
-    assert ideal_limit(made) == limit
-    assert limit is None or ideal_speedup(made) <= limit
 
 
 def test_the_plan_has_no_jitter() -> None:

@@ -3,7 +3,8 @@
 Threshold: fewer than 4 micro-batches a stage ("negligible when M >= 4 K", Huang et al. 2019, section 2.3), a bubble of
 25 % of the step, and a change that would save 8 % of it: 1F1B instead of the naive schedule, or more micro-batches. If
 the batch does not allow more, gradients may leave their stage early (`schedule.passes.early_gradients`). Messages are
-taken to need as long for a smaller micro-batch: over a link with a long latency more of them make a step longer.
+taken to need as long for a smaller micro-batch: over a link with a long latency more of them make a step longer. So do
+launches, where micro-batches are small (`simulate.constant_costs`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def check(case: Case) -> Finding | None:
     if split.pp == 1 or case.typical is None or bubble < BUBBLE or not (few or naive):
         return None
     what = "the naive schedule runs one stage at a time" if naive else plural_text(split.micro_batches, "micro-batch")
-    for change, words, do in _better(case, naive):
+    more = max(_better(case, naive), key=lambda one: case.saved(one.change))
+    for change, words, do in (more, *_early(case)):
         if (saved := case.saved(change)) >= MATTERS * case.typical.step:
             return Finding(
                 "few_micro_batches",
@@ -50,7 +52,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _better(case: Case, naive: bool) -> Iterator[_Better]:
-    """Possible changes, the most effective first."""
+    """Schedules and numbers of micro-batches that may hide more."""
     if naive:
         yield _Better(Change(schedule="1f1b"), "Schedule 1F1B", "Set parallel.schedule to 1f1b.")
         return
@@ -63,5 +65,10 @@ def _better(case: Case, naive: bool) -> Iterator[_Better]:
             yield _Better(replace(more, schedule="1f1b"), f"{words} in schedule 1F1B", do)
         else:
             yield _Better(more, words, f"Raise parallel.micro_batches to {m}.{norms}")
-    if not case.spec.parallel.early_gradients:
+
+
+def _early(case: Case) -> Iterator[_Better]:
+    """What else can be changed where more micro-batches save too little."""
+    split = case.spec.parallel
+    if not split.early_gradients and not (split.schedule == "naive" and split.micro_batches > 1):
         yield _Better(Change(early_gradients=True), "Early gradients", "Set parallel.early_gradients to true.")

@@ -1,0 +1,84 @@
+"""What of an operation does not shrink with its micro-batch, and what is advised on numbers of micro-batches then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parallel_core.analysis.diagnosis import few_micro_batches
+from parallel_core.layout import Layout
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate import Costs
+from parallel_core.simulate.constant_costs import constant_costs
+from parallel_core.simulate.measured import measure
+from parallel_core.simulate.replay import Change, replay
+from parallel_core.spec import RunSpec
+from tests.parallel_core.test_diagnosis import healthy
+from tests.parallel_core.test_replay import step
+
+SMALL = {"layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
+LARGE = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 256}
+US = 1_000
+
+
+def two_stages(model: dict[str, Any], micro_batches: int = 2, device: str = "cpu", batch: int = 16) -> RunSpec:
+    split = {"pp": 2, "micro_batches": micro_batches}
+    return RunSpec.model_validate(
+        {"model": model, "parallel": split, "train": {"global_batch": batch, "steps": 40, "device": device}}
+    )
+
+
+def taking(forward: float, backward: float) -> Costs:
+    """Both stages take so many microseconds."""
+    ns = {Kind.F: forward, Kind.BW: backward, Kind.ALLREDUCE: 0, Kind.OPT_STEP: 300}
+    table = {(stage, kind): round(us * US) for stage in (0, 1) for kind, us in ns.items()}
+    return Costs(table, message=100 * US, norm=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "forward", "others"),
+    [(SMALL, 1_870, {4: 1_140, 8: 810, 16: 690}), (LARGE, 14_970, {4: 7_650, 8: 4_070})],
+    ids=["small", "large"],
+)
+def test_forwards_of_fewer_samples_take_what_was_measured(
+    model: dict[str, Any], forward: int, others: dict[int, int]
+) -> None:
+    made = two_stages(model)
+    found = measure(build(made), step(made, taking(forward, 2 * forward)), Layout.of(made))
+    for many, us in others.items():
+        rows = replay(made, found, Change(micro_batches=many, same_messages=True)).spans[0]
+        took = (rows["end"] - rows["start"])[rows["kind"] == Kind.F]
+        assert took == pytest.approx(us * US, rel=0.1)
+
+
+MORE = "Raise parallel.micro_batches to"
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "forward", "backward", "words"),
+    [
+        (LARGE, 16, 14_970, 31_800, f"{MORE} 8."),
+        (SMALL, 16, 1_870, 2_900, ""),
+        ({"kind": "mlp", "layers": 4, "hidden": 512}, 64, 774, 1_290, ""),
+        ({"kind": "resnet50"}, 32, 7_300, 11_000, ""),
+        ({"kind": "vgg16"}, 32, 7_440, 11_900, ""),
+        ({"kind": "gnmt", "layers": 2, "hidden": 128, "seq": 24, "vocab": 2048}, 32, 5_580, 9_800, ""),
+    ],
+    ids=["gpt", "small gpt", "mlp", "resnet", "vgg", "gnmt"],
+)
+def test_more_micro_batches_are_advised_where_they_were_faster(
+    model: dict[str, Any], batch: int, forward: int, backward: int, words: str
+) -> None:
+    """With as much as one stage of it took with two micro-batches; with eight the first took 0.8, the others 1.2 to 2
+    times as long."""
+    made = two_stages(model, batch=batch)
+    told = few_micro_batches.check(healthy(made, traced=[step(made, taking(forward, backward))] * 3))
+    advised = told.change if told is not None and told.change.startswith(MORE) else ""
+    assert advised == words
+
+
+def test_launches_of_a_gpu_are_ahead_of_it() -> None:
+    cpu, cuda = (constant_costs(two_stages(SMALL, device=device)) for device in ("cpu", "cuda"))
+    assert min(cpu) > 0 and cuda == [0.0, 0.0]
