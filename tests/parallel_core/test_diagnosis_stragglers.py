@@ -10,6 +10,7 @@ import pytest
 
 from parallel_core.analysis.diagnosis import RULES, Finding, checked, diagnose, unjudged
 from parallel_core.schedule.ir import Kind
+from parallel_core.simulate import Costs
 from parallel_core.spec import RunSpec
 from tests.parallel_core.test_diagnosis import US, costs, found, healthy, scattered, slowed, spec, with_children
 from tests.parallel_core.test_replay import step
@@ -42,6 +43,15 @@ def test_a_disturbed_run_is_not_judged_by_its_times() -> None:
     assert found(case) == ["disturbed"]
     assert checked(case) == sum(not rule.timing for rule in RULES.values()) < len(RULES), "what it says it checked"
     assert unjudged(case) == "other processes disturbed the times"
+
+
+def test_a_stage_of_small_operations_is_no_straggler_for_its_few_flops() -> None:
+    """The output layer of a tiny GPT has most FLOPs of the second stage, and few launches."""
+    tiny = {"model": {"layers": 2, "hidden": 16, "heads": 2, "seq": 16, "vocab": 256}}
+    made = RunSpec.model_validate(spec(pp=2, micro_batches=16).model_dump() | tiny)
+    took = {(0, Kind.F): 500, (0, Kind.BW): 900, (1, Kind.F): 250, (1, Kind.BW): 420, (1, Kind.OPT_STEP): 300}
+    tiny_steps = [step(made, Costs({key: us * US for key, us in took.items()}))] * 4
+    assert "straggler" not in found(healthy(made, traced=tiny_steps))
 
 
 def test_one_rank_that_launches_is_no_straggler() -> None:

@@ -4,8 +4,10 @@ Threshold: 1.3 times the median of the other ranks that do the same work (replic
 only other stages can be compared it is 1.6 times, because layers of different kinds reach different FLOP rates (blocks
 and the output layer differ by 1.2 to 1.4 times here). The time lost must also be 5 % of the step, and the rank the
 slowest in three of four traced steps; there must be at least two: what varies between steps is noise. A rank that loses
-the same time with every operation, long or short, is not slow: that is `tiny_kernels`. Stages of uneven work are only
-compared where the rank that computes longest has no more FLOPs than most: else that is `unbalanced_stages`.
+the same time with every operation, long or short, is not slow: that is `tiny_kernels`. The work of a rank is its FLOPs,
+and on a CPU what its operations cost beside them: small operations are mostly launches, of which FLOPs say nothing.
+Stages of uneven work are only compared where the rank that computes longest has no more of it than most: else that is
+`unbalanced_stages`.
 
 The reference work, if ranks did it, shows whether the device is slow or the rank's own work: a device that takes 1.15
 times as long for it is slow itself (the times on one device vary less than that: docs/engine.md).
@@ -23,9 +25,13 @@ from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.diagnosis.unbalanced_stages import HEAVIER
 from parallel_core.analysis.quantities import ns_text, plural_text, ratio_text
 from parallel_core.plan.strategy import step_flops
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.constant_costs import FORWARDS, constant_costs
 
 SAME_WORK, OTHER_WORK, MATTERS, OFTEN = 1.3, 1.6, 0.05, 0.75
 SLOW_DEVICE = 1.15
+FLOPS_NS = 50.0
+"""FLOPs that a core does in a nanosecond, where they are added to other work: the rate of the reference work."""
 LEAST = 2
 
 
@@ -39,7 +45,7 @@ def check(case: Case, least: int = LEAST, whole: bool = True) -> Finding | None:
         return None
     rank, others, peers, factor, lost = found
     of_device, called = case.slower_device(rank, others), case.called(rank)
-    compared = "the ranks that do the same work" if peers else "the other stages, for the FLOPs of each"
+    compared = "the ranks that do the same work" if peers else "the other stages, for the work of each"
     return Finding(
         "straggler",
         f"{ratio_text(factor)} as long as the others: rank {called} is a straggler.",
@@ -65,11 +71,11 @@ class _Slowest(NamedTuple):
 
 def _slowest(case: Case) -> _Slowest | None:
     """None where it cannot be compared, or is not far enough behind, too seldom the last, or of no consequence."""
-    ranks, flops = range(case.layout.world), _flops(case)
-    pace = np.array([[_busy(step[rank]) / flops[rank] for rank in ranks] for step in case.accounts])
+    ranks, work = range(case.layout.world), _work(case)
+    pace = np.array([[_busy(step[rank]) / work[rank] for rank in ranks] for step in case.accounts])
     slow = int(np.median(pace, axis=0).argmax())
     peers = _peers(case, slow)
-    if not peers and _uneven(case, flops, slow):
+    if not peers and _uneven(case, work, slow):
         return None
     others = peers or [rank for rank in ranks if rank != slow]
     usual = np.median(pace[:, others], axis=1)
@@ -83,12 +89,12 @@ def _slowest(case: Case) -> _Slowest | None:
     return _Slowest(slow, others, bool(peers), factor, lost)
 
 
-def _uneven(case: Case, flops: list[float], slow: int) -> bool:
+def _uneven(case: Case, work: list[float], slow: int) -> bool:
     """Whether ranks have uneven work, which explains why all wait for another rank than `slow`, or why it is slow."""
-    mean = sum(flops) / len(flops)
+    mean = sum(work) / len(work)
     busy = case.of_rank(lambda _, account: _busy(account))
     longest = max(busy, key=busy.__getitem__)
-    return max(flops) > HEAVIER * mean and (longest != slow or flops[slow] >= HEAVIER * mean)
+    return max(work) > HEAVIER * mean and (longest != slow or work[slow] >= HEAVIER * mean)
 
 
 def _reference(of_device: float | None) -> str:
@@ -113,11 +119,15 @@ def _busy(account: Account) -> int:
     return account.parts.compute + account.parts.recompute
 
 
-def _flops(case: Case) -> list[float]:
-    """Relative FLOPs of each rank in a step: its part of its stages' layers, times its replica's micro-batches.
-    Stages may differ in both."""
-    each, layout = step_flops(case.spec), case.layout
-    by_stage = [sum(each[unit] for unit in units) for units in layout.stage_units]
+def _work(case: Case) -> list[float]:
+    """About the nanoseconds of each rank's work in a step: its part of its stages' layers, times its replica's
+    micro-batches. Stages may differ in both."""
+    each, layout, samples = step_flops(case.spec), case.layout, case.spec.micro_batch_size
+    passes = FORWARDS[Kind.F] + FORWARDS[Kind.BW]
+    by_stage = [
+        samples * sum(each[unit] for unit in units) / FLOPS_NS + passes * constant
+        for units, constant in zip(layout.stage_units, constant_costs(case.spec), strict=True)
+    ]
     found = []
     for place, replica, _ in map(layout.coords, range(layout.world)):
         whole = sum(by_stage[stage] for stage in layout.stages_of(place))
