@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.runs.form_words import value_words
+from dashboard.runs.relevance import is_read
 from dashboard.runs.spec_fields import ENTRIES
 from parallel_core.spec import RunSpec
 
@@ -34,9 +35,11 @@ class Difference:
 
 
 def flat(spec: RunSpec) -> dict[str, Any]:
-    """`{dotted field: value}`; without a pipeline the schedule is None, whatever the spec has."""
+    """`{dotted field: value}`; without a pipeline the schedule is None, whatever the spec has, and so is a field that
+    only other kinds of models have."""
     sections = spec.model_dump(mode="json", exclude={"inject"})
     plain = {f"{section}.{leaf}": value for section, values in sections.items() for leaf, value in values.items()}
+    plain |= {path: None for path in plain if path.startswith("model.") and not is_read(path, plain.get)}
     if spec.parallel.pp == 1:
         plain["parallel.schedule"] = None
     return plain | {"inject": ", ".join(fault.spelt for fault in spec.inject) or None}

@@ -35,6 +35,13 @@ def test_a_run_without_a_pipeline_has_no_schedule() -> None:
     assert ("parallel.schedule", ["none", "1F1B"]) in [(d.field, d.values) for d in found]
 
 
+def test_a_model_has_no_fields_of_another_kind() -> None:
+    """An MLP had a sequence length of 128 beside a GPT's of 64."""
+    found, _ = differences([spec(model={"seq": 64}), spec(model={"kind": "mlp"})])
+    values = {one.field: one.values for one in found}
+    assert values["model.seq"] == ["64", "none"] and values["model.kind"] == ["GPT", "MLP"]
+
+
 def test_what_is_broken_on_purpose_is_a_difference() -> None:
     found, _ = differences([spec(inject=[{"kind": "straggler", "rank": 0, "factor": 3.0}]), spec()])
     assert [(d.words, d.values) for d in found] == [("Broken on purpose", ["straggler:rank=0,factor=3", "none"])]
