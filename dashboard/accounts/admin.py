@@ -15,6 +15,7 @@ from django.http import HttpRequest
 from dashboard.accounts.admin_mixins import is_staff
 from dashboard.accounts.roles import MEMBERS, make_member, role_of
 from dashboard.accounts.throttling import ThrottledAdminSignIn
+from parallel_core.analysis.quantities import listed_text
 
 admin.site.site_header = "Trainyard administration"
 admin.site.site_title = "Trainyard"
@@ -68,6 +69,11 @@ class YardUserAdmin(UserAdmin):
         """Only superusers may change superusers: otherwise staff could set a superuser's password and sign in."""
         return is_staff(request) and (_is_superuser(request) or obj is None or not obj.is_superuser)
 
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """Django would say that an admin may not delete runs, which is not so: an account that has any stays."""
+        found = super().get_deleted_objects(objs, request)
+        return (*found[:2], set(), [said]) if (said := _what_stays(objs)) else found
+
     def get_fieldsets(self, request: HttpRequest, obj: User | None = None) -> Any:
         """Hides from staff that somebody is a superuser: staff must not make one."""
         found = super().get_fieldsets(request, obj)
@@ -88,6 +94,16 @@ class YardUserAdmin(UserAdmin):
     def make_viewers(self, request: HttpRequest, users: QuerySet[User]) -> None:
         for user in users:
             user.groups.remove(*Group.objects.filter(name=MEMBERS))
+
+
+def _what_stays(users: Any) -> str:
+    """What these users have made that keeps their accounts, and what to do instead of deleting them; '' if nothing
+    does."""
+    words = {"runs": "runs", "studies": "studies", "corpora": "texts", "traces": "traces"}
+    counts = {word: sum(getattr(user, name).count() for user in users) for name, word in words.items()}
+    named = listed_text([f"{word} ({count})" for word, count in counts.items() if count])
+    instead = "Clear “Active” of the account instead: nobody signs in with it, and its tokens are refused"
+    return f"{named}. {instead}; or delete these first on the pages of the yard." if named else ""
 
 
 def _is_superuser(request: HttpRequest) -> bool:

@@ -247,6 +247,23 @@ def test_the_forms_of_a_user_ask_for_a_role_and_for_nothing_that_has_no_use_here
     assert "/admin/auth/group/" not in client.get("/admin/").content.decode()
 
 
+def test_an_account_that_has_made_something_is_not_deleted_and_the_page_says_what_to_do(
+    client: Client, admin: Any, alice: Any, run: Run
+) -> None:
+    """It said that the admin, who may delete every run, has no permission to delete runs."""
+    client.force_login(admin)
+    one = client.get(f"/admin/auth/user/{alice.pk}/delete/").content.decode()
+    several = {"action": "delete_selected", "_selected_action": [alice.pk]}
+    for page in (one, client.post("/admin/auth/user/", several).content.decode()):
+        assert "runs (1). Clear “Active” of the account instead" in page and "permission" not in page
+    client.post(f"/admin/auth/user/{alice.pk}/delete/", {"post": "yes"})
+    client.post("/admin/auth/user/", {**several, "post": "yes"})
+    assert User.objects.filter(pk=alice.pk).exists() and Run.objects.count() == 1
+    run.delete()
+    client.post(f"/admin/auth/user/{alice.pk}/delete/", {"post": "yes"})
+    assert not User.objects.filter(pk=alice.pk).exists()
+
+
 def test_the_admin_is_for_staff(client: Client, alice: Any) -> None:
     client.force_login(alice)
     assert client.get("/admin/auth/user/").status_code == 302
