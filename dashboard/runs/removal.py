@@ -19,6 +19,7 @@ from dashboard.fleet.models import Leftover, Worker
 from dashboard.live.announce import announce
 from dashboard.runs.models import ENDED, Attempt, Checkpoint, DeadLetter, Run
 from dashboard.runs.services import Invalid
+from dashboard.runs.standing import stands_for
 from dashboard.runs.starts import keep_starts
 from dashboard.studies.models import Study
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
@@ -98,6 +99,7 @@ def forget(runs: Sequence[Run]) -> None:
     The controller tells the workers to delete checkpoints, and drops what they still send of unknown attempts.
     """
     _leave_to_workers(runs)
+    _keep_baselines(runs)
     _pass_on(runs)
     for run in runs:
         announce(run.pk, run.study_id, "state")
@@ -106,6 +108,14 @@ def forget(runs: Sequence[Run]) -> None:
     DeadLetter.objects.filter(attempt__run__in=going).delete()  # pages list them without their runs
     Attempt.objects.filter(run__in=going).update(deleted=True)
     Run.objects.filter(pk__in=going).delete()
+
+
+def _keep_baselines(runs: Sequence[Run]) -> None:
+    """A study whose baseline goes keeps the setting of it, where another run of that is left."""
+    going = [run.pk for run in runs]
+    for study in Study.objects.filter(baseline__in=going).select_related("baseline"):
+        left = list(study.runs.exclude(pk__in=going).defer("spec"))
+        Study.objects.filter(pk=study.pk).update(baseline=stands_for(study.baseline, left))
 
 
 def _pass_on(runs: Sequence[Run]) -> None:

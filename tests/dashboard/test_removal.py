@@ -251,6 +251,21 @@ def test_the_oldest_run_left_of_a_setting_becomes_its_first(alice: Any) -> None:
     assert len(reruns.standing(study.runs.all())) == 2
 
 
+def test_a_baseline_that_was_run_again_stays_the_studys_when_one_of_its_runs_goes(alice: Any) -> None:
+    """The study fell back to another baseline than the one that somebody had kept, without a word."""
+    study = Study.objects.create(name="kept", owner=alice, kind="matrix")
+    ended(alice, study=study)
+    first = ended(alice, study=study)
+    second, third = (ended(alice, study=study, repeats=first.pk) for _ in range(2))
+    Study.objects.update(baseline=second)
+    removal.delete(runs=[first.pk, second.pk], user=alice)
+    study.refresh_from_db()
+    assert study.baseline == third
+    removal.delete(runs=[third.pk], user=alice)
+    study.refresh_from_db()
+    assert study.baseline is None
+
+
 def test_the_api_deletes_what_has_ended(client: Client, alice: Any, bob: Any) -> None:
     study = Study.objects.create(name="s", owner=alice, kind="matrix")
     run, active = ended(alice), factory.queued(alice, study=study)
