@@ -15,7 +15,7 @@ from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
 from dashboard.numbers import number
 from dashboard.runs.cancelling import cancel_all
-from dashboard.runs.list_views import NONE_TICKED, back_to, ticked
+from dashboard.runs.list_views import back_to, none_of, ticked
 from dashboard.runs.models import ENDED, Run, State
 from parallel_core.analysis.quantities import plural_text
 
@@ -33,13 +33,14 @@ def cancel(request: HttpRequest) -> HttpResponse:
     only those that the user may cancel. `study=1` is only a filter of the list, as in all its addresses.
     """
     study = number(request.GET.get("all_of"))
-    asked = Q(pk__in=ticked(request.POST if request.method == "POST" else request.GET))
+    wanted = ticked(request.POST if request.method == "POST" else request.GET)
+    asked = Q(pk__in=wanted)
     if study is not None and request.method != "POST":
         asked = Q(study=study) & ~Q(state__in=(*ENDED, State.CANCELLING))
     found = list(Run.objects.filter(asked).select_related("owner").order_by("pk"))
     back = back_to(request) if study is None else reverse("studies:page", args=[study])
     if not found:
-        messages.info(request, NONE_TICKED if study is None else NONE_LEFT)
+        messages.info(request, none_of(wanted) if study is None else NONE_LEFT)
         return redirect(back)
     mine = [run for run in found if may_change(request.user, run)]
     able = [run for run in mine if run.state not in ENDED]

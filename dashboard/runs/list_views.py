@@ -37,6 +37,7 @@ MAX_EXPORT = 10_000
 EXPORT_BATCH = 500
 MAX_TICKED = 500
 NONE_TICKED = "No run of this yard was selected: tick at least one."
+NONE_THERE = "None of the selected runs is in this yard any more."
 FIELDS = (
     "id",
     "name",
@@ -107,6 +108,11 @@ def back_to(request: HttpRequest) -> str:
 def ticked(given: QueryDict) -> list[int]:
     """Ids of the runs whose boxes were ticked."""
     return numbers(",".join(given.getlist("runs")))[:MAX_TICKED]
+
+
+def none_of(wanted: Sequence[int]) -> str:
+    """Why there is nothing to be done to the `wanted` runs, of which none is in the yard."""
+    return NONE_THERE if wanted else NONE_TICKED
 
 
 @token_may_read

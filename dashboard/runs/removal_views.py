@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from dashboard.accounts.guards import member_required
 from dashboard.numbers import number
 from dashboard.runs import removal, thinning
-from dashboard.runs.list_views import NONE_TICKED, back_to, ticked
+from dashboard.runs.list_views import back_to, none_of, ticked
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.stored import space_sentence
@@ -30,7 +30,7 @@ def delete(request: HttpRequest) -> HttpResponse:
     going = removal.look(Run.objects.filter(pk__in=wanted), request.user)
     back = back_to(request)
     if not going.runs and not going.staying:
-        messages.info(request, NONE_TICKED)
+        messages.info(request, none_of(wanted))
         return redirect(back)
     if request.method == "POST" and going.runs:
         try:
