@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,8 @@ LAST_PORT = 65535
 WEB_LIMIT_S = 60.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Asks this host itself: a proxy in the environment knows another host by the name 127.0.0.1."""
+LEAST_FREE = 1 << 20
+"""Bytes on the disk of the data folder below which it counts as full."""
 EXIT_S = 0.5
 """Seconds for the process to end once its work is done, before it is killed."""
 
@@ -117,6 +120,8 @@ class Yard:
         log = self.home.logs / f"{name}.log"
         said = last_line(log) or "nothing"
         say(f"{name} ended ({code}); starting it again. It said last: {said}\nIts log: {log}")
+        if shutil.disk_usage(log.parent).free < LEAST_FREE:  # then the log has not what it said, either
+            say(f"The disk of {self.home.path} is full: free some of it. What the yard does meanwhile is not kept.")
 
     def _announce_failure(self, name: str, error: Exception) -> None:
         say(f"{name} cannot be started: {error}. It is tried again.")

@@ -132,6 +132,24 @@ def test_a_broker_that_does_not_come_up_is_told_with_its_last_words(
     yard.lock.release()
 
 
+def test_a_process_that_ends_on_a_full_disk_is_told_with_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log is on that disk, too: its last line was of hours before, and said nothing of why the process ends."""
+    from dashboard.yard import up
+
+    yard = up.Yard(Home(tmp_path))
+    yard.lock.release()
+    for free, full in ((up.LEAST_FREE, False), (0, True)):
+        left = os.statvfs_result((4096, 4096, 100, free // 4096, free // 4096, 9, 9, 9, 0, 255))
+        monkeypatch.setattr(os, "statvfs", lambda _, left=left: left)
+        assert yard.worker.on_exit is not None
+        yard.worker.on_exit("worker", 1)
+        said = capsys.readouterr().out
+        assert "worker ended (1); starting it again." in said
+        assert (f"The disk of {tmp_path} is full: free some of it." in said) is full
+
+
 def test_a_worker_gets_the_time_that_its_ranks_may_take_to_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
