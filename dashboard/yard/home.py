@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -144,9 +145,16 @@ class Home:
         return int(found[0]) if found else 0
 
     def prepare(self) -> None:
-        """Makes the folders, for the owner alone: the database in them has every password's hash and every token's."""
-        for folder in (self.path, self.logs, self.broker):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Makes the folders, for the owner alone: the database in them has every password's hash and every token's.
+        Raises SystemExit where there can be none."""
+        try:
+            for folder in (self.path, self.logs, self.broker):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            why = f"The data folder {self.path} cannot be used: {error.strerror}."
+            raise SystemExit(f"{why} Set {PREFIX}HOME to one that can.") from None
         now = self.path.stat()
         shared = now.st_mode & stat.S_ISVTX  # such as /tmp, which others use too
         if now.st_uid == os.geteuid() and now.st_mode & 0o077 and not shared:

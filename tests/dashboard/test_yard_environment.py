@@ -18,7 +18,7 @@ import redis
 from celery import Celery
 
 from dashboard.yard import broker, up
-from dashboard.yard.home import PREFIX, READ, Home, left_out
+from dashboard.yard.home import PREFIX, READ, Home, left_out, own
 from tests.answering import answering
 from tests.scratch import fresh_folder
 from tests.yard_process import OF_ANOTHER_PROJECT, ROOT, YardProcess, tiny
@@ -58,6 +58,18 @@ def test_what_is_not_used_is_named_with_the_name_that_is() -> None:
         "For this yard, set TRAINYARD_DATABASE_URL, TRAINYARD_HTTPS."
     )
     assert left_out({"TRAINYARD_DATABASE_URL": "a", "PATH": "/bin"}) == ""
+
+
+@pytest.mark.parametrize("command", ["up", "check"])
+def test_a_folder_that_cannot_be_made_is_told_in_a_line(command: str, tmp_path: Path) -> None:
+    """There was a stack trace."""
+    (tmp_path / "file").touch()
+    env = {**own(os.environ), "TRAINYARD_HOME": str(tmp_path / "file" / "yard")}
+    asked = [sys.executable, "-m", "dashboard.yard", command]
+    done = subprocess.run(asked, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    said = f"The data folder {tmp_path}/file/yard cannot be used: Not a directory. Set TRAINYARD_HOME to one that can."
+    assert done.stderr.strip() == said
 
 
 @pytest.mark.parametrize("command", ["password", "migrate"])
