@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from dashboard.yard import sign_in
-from dashboard.yard.home import ADMIN, ROOT, Home, default_home, left_out
+from dashboard.yard.home import ADMIN, PREFIX, ROOT, Home, default_home, left_out
 from parallel_core.file_lock import FileLock
 
 
@@ -26,6 +26,9 @@ def password(home: Home) -> int:
 
 def compact(home: Home) -> int:
     """Gives the free space of the database back to the disk while no yard is up; returns the exit status."""
+    if not (home.database.exists() or os.environ.get(f"{PREFIX}DATABASE_URL")):
+        print(f"There is no yard in {home.path}: it is made at the first ./run.")
+        return 1
     home.prepare()
     lock = FileLock(home.lock)  # as long as this process lives: no yard starts meanwhile
     if not lock.hold():

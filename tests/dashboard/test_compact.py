@@ -131,23 +131,38 @@ def test_what_cannot_be_deleted_does_not_prevent_it(deleted_run: Attempt, capsys
     assert SeriesChunk.objects.exists()
 
 
+def command(folder: Path) -> subprocess.CompletedProcess[str]:
+    """`./run compact` of the yard in the folder."""
+    asked = [sys.executable, "-m", "dashboard.yard", "compact"]
+    env = {**own(os.environ), "TRAINYARD_HOME": str(folder)}
+    return subprocess.run(asked, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def test_in_a_folder_without_a_yard_none_is_made(tmp_path: Path) -> None:
+    """A mistyped folder got a database of 4 KiB, which was said to be the yard's."""
+    done = command(tmp_path / "mistyped")
+    assert done.returncode == 1 and "There is no yard in" in done.stdout, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_database_is_told_in_a_line(tmp_path: Path) -> None:
+    Home(tmp_path).database.write_text("no database at all")
+    done = command(tmp_path)
+    assert done.returncode == 1 and "It could not: file is not a database." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_command_does_it_while_the_yard_is_stopped(tmp_path: Path) -> None:
     home = Home(tmp_path)
     with closing(sqlite3.connect(home.database, isolation_level=None)) as made:
         made.execute("CREATE TABLE chunk AS SELECT 1 AS id, zeroblob(1 << 20) AS data")
         made.execute("DELETE FROM chunk")
-
-    def run() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "dashboard.yard", "compact"]
-        env = {**own(os.environ), "TRAINYARD_HOME": str(tmp_path)}
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-
     yard = FileLock(home.lock)
     assert yard.hold()
-    refused = run()
+    refused = command(tmp_path)
     assert refused.returncode == 1 and "stop it first" in refused.stdout
     assert home.database.stat().st_size > 1 << 20
     yard.release()
-    done = run()
+    done = command(tmp_path)
     assert done.returncode == 0 and "The database now takes" in done.stdout, done.stderr
     assert home.database.stat().st_size < 1 << 16
