@@ -131,6 +131,7 @@ def keep_numbers(run: Run, *, by: Any, profiles: bool) -> None:
             record(run, "thinned", DROPPED.format(what=f"spans of {plural_text(one.dropped, 'traced step')}"), actor=by)
     if profiles and not one.profiles:
         one.profiles = True
-        record(run, "thinned", DROPPED.format(what="files of torch.profiler and memory snapshots"), actor=by)
+        if ProfilePart.objects.filter(attempt__run=run).exists():
+            record(run, "thinned", DROPPED.format(what="files of torch.profiler and memory snapshots"), actor=by)
     one.done = False
     one.save()

@@ -129,6 +129,15 @@ def test_the_page_that_deletes_offers_it_and_the_run_says_what_was_dropped(membe
     assert list(events)[1:] == ["The files of torch.profiler and memory snapshots were dropped to free space."]
 
 
+def test_files_of_torch_profiler_are_said_to_be_dropped_where_there_are_any(alice: Any) -> None:
+    """Freed together with others, a run without such files had an event that they were dropped."""
+    has, lacks = traced(alice), traced(alice)
+    ProfilePart.objects.filter(attempt__run=lacks).delete()
+    thinning.thin(runs=[has.pk, lacks.pk], user=alice, profiles=True)
+    told = Event.objects.filter(kind="thinned", text__contains="torch.profiler")
+    assert list(told.values_list("run", flat=True)) == [has.pk]
+
+
 def test_the_page_that_deletes_a_study_offers_it_for_all_its_runs(member: Client, alice: Any) -> None:
     study = Study.objects.create(owner=alice, name="mine")
     first, second = (traced(alice, study=study) for _ in range(2))
