@@ -39,7 +39,7 @@ class DeletionPlan:
 def look(runs: QuerySet[Run], user: Any) -> DeletionPlan:
     """Which of these runs `user` may delete now."""
     found = list(runs.select_related("owner", "study").order_by("pk"))
-    busy = in_use(found)
+    busy = in_use(found, user)
     whys = [(run, _why_not(run, user) or busy.get(run.pk, "")) for run in found]
     return DeletionPlan([run for run, why in whys if not why], [(run, why) for run, why in whys if why])
 
@@ -52,14 +52,18 @@ def _why_not(run: Run, user: Any) -> str:
     return ""
 
 
-def in_use(runs: Sequence[Run]) -> dict[int, str]:
-    """Run -> why it cannot be deleted yet: it has not ended, or another run is to resume from its checkpoint."""
+def in_use(runs: Sequence[Run], user: Any) -> dict[int, str]:
+    """Run -> why it cannot be deleted yet, and what `user` may do about it: it has not ended, or another run is to
+    resume from its checkpoint."""
     rows = Run.objects.filter(resume_run__in=runs).exclude(state__in=ENDED).exclude(pk__in=[run.pk for run in runs])
     needed = {pk: f"“{name}” goes on from its checkpoint." for pk, name in rows.values_list("resume_run_id", "name")}
-    active = {
-        run.pk: f"It is {run.get_state_display().lower()}: cancel it first." for run in runs if run.state not in ENDED
-    }
-    return {**needed, **active}
+    return {**needed, **{run.pk: _not_ended(run, user) for run in runs if run.state not in ENDED}}
+
+
+def _not_ended(run: Run, user: Any) -> str:
+    mine = may_change(user, run)
+    how = "cancel it first" if mine else f"only its owner, {run.owner.get_username()}, and admins may cancel it"
+    return f"It is {run.get_state_display().lower()}: {how}."
 
 
 def checkpoints_sentence(runs: Sequence[Run] | QuerySet[Run]) -> str:

@@ -15,10 +15,10 @@ from dashboard.runs.services import Invalid
 from dashboard.studies.models import Study
 
 
-def staying(study: Study) -> list[tuple[Run, str]]:
-    """The study's runs that cannot be deleted yet, and why."""
-    runs = list(study.runs.order_by("position", "pk"))
-    busy = removal.in_use(runs)
+def staying(study: Study, user: Any) -> list[tuple[Run, str]]:
+    """The study's runs that `user` cannot delete yet, and why."""
+    runs = list(study.runs.select_related("owner").order_by("position", "pk"))
+    busy = removal.in_use(runs, user)
     return [(run, busy[run.pk]) for run in runs if run.pk in busy]
 
 
@@ -35,7 +35,7 @@ def delete(*, study: Study, user: Any) -> None:
         # a run that joins meanwhile is there when the runs are looked at, or finds no study
         list(Study.objects.select_for_update().filter(pk=study.pk).values("pk"))
         runs = list(study.runs.select_for_update(of=("self",)).order_by("pk"))
-        for run, why in staying(study):
+        for run, why in staying(study, user):
             raise Invalid({"study": f"“{run.name}”: {why}"})
         removal.forget(runs)
         Study.objects.filter(pk=study.pk).delete()

@@ -30,7 +30,7 @@ def delete(request: HttpRequest, pk: int) -> HttpResponse:
             return redirect("studies:delete", pk)
         messages.success(request, f"“{study.name}” was deleted.")
         return redirect("studies:list")
-    context = {"study": study, "staying": removal.staying(study), "count": study.runs.count()}
+    context = {"study": study, "staying": removal.staying(study, request.user), "count": study.runs.count()}
     context["checkpoints"] = checkpoints_sentence(study.runs.all())
     context["space"] = space_sentence(study.runs.all())
     context["thinning"] = thinning.look(study.runs.all(), request.user)

@@ -243,6 +243,20 @@ def test_a_study_goes_with_its_runs_once_they_have_ended(member: Client, reader:
     assert Leftover.objects.filter(run=run.pk).exists()
 
 
+def test_whose_run_keeps_a_study_is_said_to_who_may_not_cancel_it(
+    client: Client, member: Client, alice: Any, admin: Any
+) -> None:
+    """The study's owner was told to cancel a run that an admin had run again, which only admins may."""
+    study = Study.objects.create(name="hers", owner=alice, kind="matrix")
+    factory.queued(admin, study=study)
+    address, theirs = f"/studies/{study.pk}/delete/", "It is queued: only its owner, root, and admins may cancel it."
+    assert theirs in member.get(address).content.decode()
+    refused = client.delete(f"/api/v1/studies/{study.pk}", headers=bearer(alice, Scope.SUBMIT))
+    assert refused.status_code == 422 and theirs in refused.json()["error"]["fields"]["study"]
+    member.force_login(admin)
+    assert "It is queued: cancel it first." in member.get(address).content.decode()
+
+
 def test_the_oldest_run_left_of_a_setting_becomes_its_first(alice: Any) -> None:
     study = Study.objects.create(name="thrice", owner=alice, kind="matrix")
     first, other = ended(alice, study=study), ended(alice, study=study)
