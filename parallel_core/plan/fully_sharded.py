@@ -45,6 +45,14 @@ def owned(spec: RunSpec, costs: Sequence[UnitCost], replica: int) -> int:
     return out
 
 
+def unsharded(spec: RunSpec, costs: Sequence[UnitCost]) -> list[int]:
+    """Elements of each layer as it is gathered, and as its gradients are reduced: with the padding."""
+    return [
+        shards_of(spec) * sum(_most(spec, *parameter) for parameter in _parameters(spec, costs, unit))
+        for unit in range(len(costs))
+    ]
+
+
 def whole(spec: RunSpec, costs: Sequence[UnitCost]) -> Whole:
     """Most unsharded elements, as in `plan.zero_buckets`: gradients as wide as sums, parameters as activations."""
     units, wide, turns = range(len(costs)), spec.fp32_elements, _turns(spec, costs)
@@ -60,11 +68,8 @@ def whole(spec: RunSpec, costs: Sequence[UnitCost]) -> Whole:
 
 def _turns(spec: RunSpec, costs: Sequence[UnitCost]) -> list[Turn]:
     """Turn of every layer. Where blocks are recomputed, torch ends its outstanding operations after each block."""
-    shards, wide, names = shards_of(spec), spec.fp32_elements, spec.model.units()
+    shards, wide, names, sizes = shards_of(spec), spec.fp32_elements, spec.model.units(), unsharded(spec, costs)
     again, copies = spec.parallel.recompute == "full", spec.train.device == "cpu"  # gloo reduces a copy
-    sizes = [
-        shards * sum(_most(spec, *parameter) for parameter in _parameters(spec, costs, i)) for i in range(len(costs))
-    ]
 
     def turn(i: int, size: int) -> Turn:
         earlier, last = (sizes[i - 1] if i else 0), i == len(sizes) - 1

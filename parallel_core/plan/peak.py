@@ -159,8 +159,10 @@ def _shards(spec: RunSpec, stage: int) -> int:
 def flat_bytes(spec: RunSpec, place: int) -> int:
     """Bytes of all unsharded gradients of a rank of `place`, as they are reduced."""
     layout = Layout.of(spec)
-    stages = [layout.stage_units[stage] for stage in layout.stages_of(place)]
-    return MAIN_BYTES[spec.train.precision] * _parameters(spec, unit_costs(spec), stages)
+    stages, costs = [layout.stage_units[stage] for stage in layout.stages_of(place)], unit_costs(spec)
+    torchs = fully_sharded.by_torch(spec)
+    elements = sum(fully_sharded.unsharded(spec, costs)) if torchs else _parameters(spec, costs, stages)
+    return MAIN_BYTES[spec.train.precision] * elements
 
 
 def _parameters(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Sequence[int]]) -> int:
@@ -225,10 +227,12 @@ def _matrices(spec: RunSpec, named: Mapping[int, Mapping[int, list[str]]]) -> fr
 def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:
     """Bytes of the parameter gathers in the forward and in the backward of one micro-batch under ZeRO-3: every layer's,
     and every bucket's except the last layer's, whose backward follows its forward at once (`engine.zero3`)."""
-    costs = unit_costs(spec)
+    costs, size = unit_costs(spec), BYTES_PER_ELEMENT[spec.train.precision]
+    if fully_sharded.by_torch(spec):
+        each = [size * elements for elements in fully_sharded.unsharded(spec, costs)]
+        return each, each[:-1]
     buckets = places_of(spec, costs, Layout.of(spec).stage_units).buckets
     named = [{*_names(spec, costs, unit)} for unit in range(len(costs))]
-    size = BYTES_PER_ELEMENT[spec.train.precision]
     forward = [size * (b.stop - b.start) for names in named for b in buckets if names & {*b.names}]
     return forward, [size * (b.stop - b.start) for b in buckets if not named[-1] & {*b.names}]
 

@@ -34,6 +34,7 @@ SPLITS: list[dict[str, Any]] = [
     {"dp": 2, "zero": 1},
     {"dp": 2, "zero": 2, "micro_batches": 2},
     {"dp": 2, "zero": 3, "micro_batches": 2, "recompute": "full"},
+    {"dp": 2, "zero": 3, "zero_backend": "fully_shard", "micro_batches": 2},
     {"dp": 2, "tp": 2, "zero": 3},
     {"dp": 2, "pp": 2, "zero": 2, "micro_batches": 4, "schedule": "zb-v"},
     {"dp": 2, "tp": 2},
