@@ -50,7 +50,7 @@ def at_peak(
         sent = 0 if stage + 1 in variant.unfed_stages else unproven(spec, stage)
         outputs = sent if segments[-1].recomputed else count - 1  # not recomputed: each ends a graph that is kept
         live = in_backward(*parts[stage], count, outputs)
-        return _and_messages(live, messages(spec, stage, edges[units[0]], edges[units[-1] + 1], variant.unfed_stages))
+        return _and_messages(live, messages(spec, stage, edges[units[0]], edges[units[-1] + 1], variant))
     return _walked(spec, stages, layers, {n: _Part(*part) for n, part in parts.items()}, whole, variant)
 
 
@@ -166,23 +166,23 @@ def unproven(spec: RunSpec, stage: int) -> int:
     return max(0, in_flight(spec, stage) - there) if there else 0
 
 
-def messages(spec: RunSpec, stage: int, entering: int, leaving: int, unfed_stages: frozenset[int]) -> int:
+def messages(spec: RunSpec, stage: int, entering: int, leaving: int, variant: RankVariant) -> int:
     """Most elements held for messages while all micro-batches are in flight.
 
     In the backward of micro-batch k these are the buffers of receives posted ahead (activations unless this is the
     first stage, gradients unless it is the last), and sent gradients that are not implicitly acknowledged yet. A
     message from or to the previous stage has `entering` elements, one from or to the next stage `leaving`.
     """
-    split = spec.parallel
+    split, replica = spec.parallel, variant.replica
     in_all = micro_batches(spec, stage)
     # A previous stage with one micro-batch in flight: each activation acknowledges the last gradient.
-    answered = stage and stage - 1 not in unfed_stages and in_flight(spec, stage - 1) > 1
+    answered = stage and stage - 1 not in variant.unfed_stages and in_flight(spec, stage - 1) > 1
     window = unproven_gradients(split, stage) if answered else 0
     to_come = in_all - in_flight(spec, stage)
 
     def held(k: int) -> int:
-        from_previous = min(AHEAD * peers(split, stage, -1), to_come - k) + min(k, window) if stage > 0 else 0
-        from_next = min(AHEAD * peers(split, stage, 1), in_all - 1 - k) if stage < split.pp - 1 else 0
+        from_previous = min(AHEAD * peers(split, stage, -1, replica), to_come - k) + min(k, window) if stage > 0 else 0
+        from_next = min(AHEAD * peers(split, stage, 1, replica), in_all - 1 - k) if stage < split.pp - 1 else 0
         return from_previous * entering + from_next * leaving
 
     return max(held(min(k, to_come)) for k in (0, window, max(to_come - AHEAD, 0), to_come))

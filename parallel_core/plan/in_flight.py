@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import gcd, lcm
+from math import lcm
 from typing import NamedTuple
 
 from parallel_core import schedule
@@ -95,12 +95,13 @@ def _stream(split: ParallelSpec, steps: int) -> tuple[tuple[_Kept, ...], ...]:
     return tuple(tuple(_Kept(most[q], peak_copies(made.programs[q])) for q in ranks) for ranks in made.placement)
 
 
-def peers(split: ParallelSpec, stage: int, step: int) -> int:
-    """Replicas of stage `stage` + `step` that one replica of `stage` exchanges messages with; receives are per peer."""
+def peers(split: ParallelSpec, stage: int, step: int, replica: int = 0) -> int:
+    """Replicas of stage `stage` + `step` that a `replica` of `stage` exchanges messages with; receives are per peer.
+    Every step deals its micro-batches out anew, so that with few of them it meets fewer."""
     if split.replicas is None:
         return 1
     there = split.replicas[stage + step]
-    return there // gcd(there, split.replicas[stage])
+    return len({i % there for i in range(replica, split.per_step, split.replicas[stage])})
 
 
 def unproven_gradients(split: ParallelSpec, stage: int) -> int:

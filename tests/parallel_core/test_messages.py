@@ -80,7 +80,7 @@ def test_the_closed_form_is_what_a_walk_finds_while_all_is_in_flight(name: str, 
         for stage in range(pp):
             edges, again = {stage: int(stage > 0), stage + 1: int(stage < pp - 1)}, recompute == "full"
             messages = HeldMessages(made, stage, edges, frozenset({stage} if again else ()))
-            said = backward.messages(spec, stage, edges[stage], edges[stage + 1], frozenset())
+            said = backward.messages(spec, stage, edges[stage], edges[stage + 1], backward.RankVariant(0, frozenset()))
             assert said + again * backward.unproven(spec, stage) == _while_full(messages, in_flight(spec, stage))
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from parallel_core.local import LocalRunner
-from tests.parallel_core.metered import assert_predicted
+from parallel_core.plan.memory import predict
+from parallel_core.spec import RunSpec
+from tests.parallel_core.metered import assert_predicted, metered
 
 GPT = {"layers": 4, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256}
 SHARED = {"tp": 2, "sequence": True}
@@ -29,3 +31,15 @@ def test_the_gradient_of_an_output_is_there_once(runner: LocalRunner, tmp_path: 
     """
     model = {**GPT, "layers": 2, "seq": 32, "positions": "rope", "activation": "swiglu", "norm": "rmsnorm"}
     assert_predicted(runner, tmp_path, model, {**SHARED, "recompute": recompute}, "fp32", within=0.01)
+
+
+def test_a_replica_receives_ahead_from_those_of_its_own_micro_batches_alone(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
+    """Of three micro-batches a step the second replica of the last stage has one, always from the same sender."""
+    train = {"steps": 6, "warmup_steps": 4, "global_batch": 12, "clip_norm": None}
+    split = {"pp": 2, "replicas": [3, 2], "schedule": "1f1b-stash", "micro_batches": 3}
+    spec = RunSpec.model_validate({"model": GPT, "parallel": split, "train": train})
+    expected = predict(spec)
+    for said, seen in zip(expected, metered(runner, tmp_path, spec, [0.0] * 5), strict=True):
+        assert seen["peak_total"] == pytest.approx(said.total, rel=0.06)
