@@ -7,7 +7,8 @@ ZeRO-2). At most two buckets are whole at a time: one that fills and one in flig
 the bucket in flight, because memory is at its peak there.
 
 What autograd adds while weight gradients are put off (`tensor.weights`), mostly of norms, waits in `parameter.grad`:
-a bucket allocated in B would otherwise stay whole until W.
+a bucket allocated in B would otherwise stay whole until W. A bucket without linear layers, as of convolutions, is
+filled and reduced in B.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ class Zero2Reducer:
     @torch.no_grad()
     def _on_autograd_grad(self, parameter: nn.Parameter) -> None:
         """Hook of autograd, which has left a gradient in `parameter.grad`."""
-        if not self._weights.putting_off:
+        bucket, _ = self._home[parameter]
+        if not self._weights.putting_off or not bucket.needs[_LINEAR]:
             self._move_to_bucket(parameter)
         elif parameter.grad is not None:  # several B's may add to it before W, so it needs the dtype of sums
             parameter.grad = parameter.grad.to(self._flat.grads.dtype)

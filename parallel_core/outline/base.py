@@ -65,10 +65,8 @@ class UnitCost:
     """The part of what it saves that W does not need: that of an attention core; all of an LSTM or a convolution."""
     core: int = 0
     """What is freed after the forward and recomputed just before the backward (selective recomputation)."""
-
     alone: int | None = None
     """Peak of its forward without a graph; None = about what it would save."""
-
     late: int = 0
     """What a kernel that returns the gradients of all its parameters at once has freed by the time they are added."""
 
@@ -267,6 +265,10 @@ class Outline(ABC):
         """Returns the linear layer of `unit` that ends a block and whose product no backward reads ('': none), so that
         a full recomputation leaves it out."""
         return ""
+
+    def by_autograd(self, unit: str) -> int | None:
+        """How many parameters of `unit` (None: all) precede those of linear layers, whose gradients W computes."""
+        return 0
 
     def again_flops(self) -> tuple[int, ...]:
         """Returns the FLOPs of one sample in each layer that a full recomputation of its block runs again."""

@@ -85,6 +85,11 @@ class GnmtOutline(Outline):
         rest = [layer * 3 * h] * (count - 1)
         return (s * h, both, *([one] * (count - 1)), attending, *rest, 2 * s * h * self.model.vocab)
 
+    def by_autograd(self, unit: str) -> int | None:
+        if unit == "head":
+            return 0
+        return -2 if unit == self.first_decoder else None
+
     def rows(self) -> list[tuple[int, ...]]:
         """Each direction has a matrix for the input, one for the state, and two biases, with a row per gate and state
         element."""

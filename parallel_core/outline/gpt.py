@@ -136,6 +136,9 @@ class GptOutline(Outline):
         """An MLP ends with its second linear layer, and the residual sum needs no value for its backward."""
         return "fc2" if unit.endswith(".mlp") else ""
 
+    def by_autograd(self, unit: str) -> int | None:
+        return None if unit == "embed" else 2 if self.model.norm == "layernorm" else 1
+
     def again_flops(self) -> tuple[int, ...]:
         narrow = 2 * self.model.seq * self.model.hidden * self.ffn
         return tuple(

@@ -90,3 +90,6 @@ class ConvolutionOutline(ImageOutline):
                 ("model.image",),
                 f"image={self.side} cannot be halved five times; try {below} or {below + FEWER}.",
             )
+
+    def by_autograd(self, unit: str) -> int | None:
+        return 0 if unit == "head" or unit.startswith("fc.") else None

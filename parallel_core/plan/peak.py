@@ -206,7 +206,7 @@ def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequen
         return fully_sharded.whole(spec, costs)
     places = places_of(spec, costs, list(stages.values()))
     named = {n: {unit: _names(spec, costs, unit) for unit in units} for n, units in stages.items()}
-    late = _matrices(spec, named) if in_two(spec.parallel, stages) else None
+    late = _late(spec, named) if in_two(spec.parallel, stages) else None
     found = whole_buckets(places, named, shards_of(spec), spec.parallel.micro_batches, late)
     if spec.parallel.zero < 3:
         return found
@@ -214,14 +214,11 @@ def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequen
     return with_layers(found, places, by_unit, gathers_ahead(spec))
 
 
-def _matrices(spec: RunSpec, named: Mapping[int, Mapping[int, list[str]]]) -> frozenset[str] | None:
-    """Names of the parameters that are not vectors; None where only sizes are known."""
-    shapes = outline_of(spec.model).matrices()
-    if not shapes:
-        return None
+def _late(spec: RunSpec, named: Mapping[int, Mapping[int, list[str]]]) -> frozenset[str]:
+    """Names of the parameters of linear layers, whose gradients W computes where a backward is split in two."""
+    outline, units = outline_of(spec.model), spec.model.units()
     every = [item for of in named.values() for item in of.items()]
-    known = [pair for unit, names in every for pair in zip(names, shapes[unit].values(), strict=True)]
-    return frozenset(name for name, shape in known if len(shape) > 1)
+    return frozenset(name for unit, names in every for name in names[len(names[: outline.by_autograd(units[unit])]) :])
 
 
 def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:

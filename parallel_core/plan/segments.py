@@ -49,7 +49,8 @@ class Segment:
     """Layers that go backward together; if recomputed, only the input of the first is kept.
 
     Elements of unsharded gradient buckets: `grads` in the backward of each layer, `before` its first gradient,
-    `resting` before that of the loss; `params`: unsharded parameters; `turns`: set if torch shards them.
+    `resting` before that of the loss, `in_b` in its B; `params`: unsharded parameters; `turns`: set if torch shards
+    them.
     """
 
     units: tuple[UnitCost, ...]
@@ -58,6 +59,7 @@ class Segment:
     params: tuple[int, ...]
     recomputed: bool
     resting: int = 0
+    in_b: tuple[int, ...] = ()
     turns: tuple[Turn, ...] = ()
 
     @property
@@ -96,7 +98,7 @@ class Segment:
             gradient += output if last and beside else 0
             kept = before + unit.core + output + split * behind
             passing, params = unit.passing + gradient + split * (unit.put_off - unit.product), self.params[i]
-            grads, resting = (0, 0) if split else (self.grads[i], self.resting)  # B fills no bucket
+            grads, resting = (self.in_b[i], 0) if split else (self.grads[i], self.resting)
             instants.append(Live(kept, max(unit.loss, unit.drawn) + gradient, resting, params))
             if self.recomputed:
                 instants.append(Live(before + unit.forward, output, resting, params))
@@ -152,7 +154,8 @@ def segments_of(spec: RunSpec, layers: Layers, units: Sequence[int], whole: Whol
             params = [whole.shared + count for count in own]
         costs = tuple(layers.costs[unit] for unit in of)
         turns = tuple(whole.turns[unit] for unit in of if unit in whole.turns)
-        return Segment(costs, grads, before, tuple(params), again, whole.resting * spec.fp32_elements, turns)
+        in_b = tuple(whole.in_b.get(unit, 0) * spec.fp32_elements for unit in of)
+        return Segment(costs, grads, before, tuple(params), again, whole.resting * spec.fp32_elements, in_b, turns)
 
     if spec.parallel.recompute != "full":
         return [segment(units, False)]

@@ -10,6 +10,7 @@ Of the parameters, those of the running layer are unsharded; most in its backwar
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ class Whole(NamedTuple):
     - `rested`: between backwards, after the first one of a step
     - `params[unit]`: parameters in the layer's backward, {} where they are never sharded; `shared` of them belong to
       all layers
+    - `in_b[unit]`: gradients while B computes those of the layer, where the backward is split in two
     - `turns[unit]`: where torch gathers and reduces instead
     """
 
@@ -52,6 +54,7 @@ class Whole(NamedTuple):
     shared: int = 0
     before: Mapping[int, int] = {}
     rested: int = 0
+    in_b: Mapping[int, int] = {}
     turns: Mapping[int, Turn] = {}
 
 
@@ -71,7 +74,7 @@ def whole_buckets(
     A step fills each bucket `times` times; results after the first are added to the existing shard. A layer needs most
     when the gradient of its last parameter, the first in its backward, has come. `late`: parameters whose gradients W
     computes where the backward is split in two: a bucket without any is reduced in B, and the last bucket of W stays in
-    flight until then.
+    flight until then. Other gradients of a bucket with some wait for W beside it.
     """
     part = 1 / shards if times > 1 else 0.0
     rows = [_in_stage(places, stage) for stage in range(len(stages))]
@@ -79,13 +82,36 @@ def whole_buckets(
     open_too = _tied(places, [name for units in stages.values() for names in units.values() for name in names])
     at: dict[int, int] = {}
     before: dict[int, int] = {}
+    in_b: dict[int, int] = {}
     for units, row in zip(stages.values(), rows, strict=True):
         stage, last = _Stage(row, part, open_too), next(iter(units))
         for unit, names in units.items():
             at[unit], before[unit] = stage.layer(names, ends=unit == last)
+        in_b |= _in_b(places, units, row, part, late) if late is not None else {}
     always = _size(open_too) if len(rows) > 1 else 0
     most = round(resting * (1 + part * (times > 2))) + always
-    return Whole(at, most, before=before, rested=resting + always)
+    return Whole(at, most, before=before, rested=resting + always, in_b=in_b)
+
+
+def _in_b(
+    places: Places, units: Mapping[int, list[str]], row: list[Bucket], part: float, late: Container[str]
+) -> dict[int, int]:
+    """`Whole.in_b` of a stage with the buckets `row`: those that B fills, and what waits for W of layers after it."""
+    filled = [bucket for bucket in row if not any(name in late for name in bucket.names)]
+    own = {name for bucket in filled for name in bucket.names}
+    ends = sorted([*places.starts.values(), places.size])
+    sizes = {name: ends[bisect_right(ends, start)] - start for name, start in places.starts.items()}
+    found: dict[int, int] = {}
+    waiting, in_flight = 0, 0
+    for unit, names in reversed([*units.items()]):
+        found[unit] = waiting + round(in_flight * (1 + part))
+        for i, bucket in enumerate(filled):
+            if own & {*names} & {*bucket.names}:
+                before = _size(filled[i - 1]) if i else 0
+                found[unit] = max(found[unit], waiting + round(_size(bucket) + before * (1 + part)))
+                in_flight = _size(bucket)
+        waiting += sum(sizes[name] for name in names if name not in late and name not in own)
+    return found
 
 
 class _Stage:

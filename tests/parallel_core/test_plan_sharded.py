@@ -65,3 +65,13 @@ def test_a_b_finds_the_bucket_under_way_that_w_sent_last(
     model = {"layers": 4, "hidden": 128, "heads": 4, "seq": 64}
     whole = {"dp": 2, "pp": 2, "micro_batches": 4, "zero": 2, **split}
     assert_predicted(runner, tmp_path, model, whole, "fp32", within=0.002, exact=["params", "optimizer"])
+
+
+@pytest.mark.parametrize(
+    "schedule", ["zb-h1", pytest.param("zb-v", marks=pytest.mark.full), pytest.param("v-min", marks=pytest.mark.full)]
+)
+def test_b_fills_the_buckets_of_convolutions(runner: LocalRunner, tmp_path: Path, schedule: str) -> None:
+    """Those that share a bucket with the linear layer wait for W beside it; others are not there twice."""
+    split = {"dp": 2, "pp": 2, "micro_batches": 4, "zero": 2, "schedule": schedule}
+    model = {"kind": "resnet50", "width": 8}
+    assert_predicted(runner, tmp_path, model, split, "fp32", within=0.04, exact=["params", "optimizer"])
