@@ -22,6 +22,8 @@ from parallel_core.spec import RunSpec
 from tests.parallel_core.test_replay import step
 
 US = 1_000
+TENS = 10 * US
+"""The unit of the costs below: beside these, what an operation costs whatever its size is little."""
 MODEL = {"layers": 8, "hidden": 64, "heads": 4, "seq": 64, "vocab": 64}
 
 
@@ -31,9 +33,8 @@ def spec(precision: str = "fp32", **split: Any) -> RunSpec:
 
 
 def costs(made: RunSpec, message: int = 20, reduction: int = 400, factor: dict[int, float] | None = None) -> Costs:
-    """Costs in which every stage takes time in proportion to its FLOPs per tensor rank, in microseconds, times `factor`
-    for that stage.
-    """
+    """Costs in which every stage takes time in proportion to its FLOPs per tensor rank, in TENS, times `factor` for
+    that stage."""
     weights, layout = flop_weights(made.model), Layout.of(made)
     units, m = layout.stage_units, made.parallel.micro_batches * made.parallel.dp
     table: dict[tuple[int, Kind], int] = {}
@@ -42,8 +43,8 @@ def costs(made: RunSpec, message: int = 20, reduction: int = 400, factor: dict[i
         f /= layout.widths[layout.place(stage)]
         again = 1 if made.parallel.recompute != "none" else 0
         ns = {Kind.F: f, Kind.B: f, Kind.W: f, Kind.BW: (2 + again) * f, Kind.ALLREDUCE: reduction, Kind.OPT_STEP: 300}
-        table |= {(stage, kind): round(value * US) for kind, value in ns.items()}
-    return Costs(table, message=message * US, norm=True)
+        table |= {(stage, kind): round(value * TENS) for kind, value in ns.items()}
+    return Costs(table, message=message * TENS, norm=True)
 
 
 def healthy(made: RunSpec, **more: Any) -> Case:
@@ -204,7 +205,7 @@ def broken_cases() -> list[tuple[str, Case]]:
         ("memory_headroom", healthy(spec(), limit=round(1.06 * _predicted(spec())[0]))),
         ("memory_surplus", healthy(replicas, peaks={0: _predicted(replicas)[0], 1: 200 << 20}, limit=8 << 30)),
         ("tiny_kernels", healthy(replicas, traced=[scattered(replicas)] * 3)),
-        ("data_stall", healthy(replicas, traced=with_data(replicas, 30_000 * US))),
+        ("data_stall", healthy(replicas, traced=with_data(replicas, 30_000 * TENS))),
         ("divergence", healthy(spec(), loss=rising)),
         ("divergence", healthy(spec(), loss=nan)),
         ("divergence", healthy(spec(), loss=np.where(np.arange(40) == 4, 10.3, 4.9))),

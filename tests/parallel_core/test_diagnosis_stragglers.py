@@ -12,7 +12,7 @@ from parallel_core.analysis.diagnosis import RULES, Finding, checked, diagnose, 
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
 from parallel_core.spec import RunSpec
-from tests.parallel_core.test_diagnosis import US, costs, found, healthy, scattered, slowed, spec, with_children
+from tests.parallel_core.test_diagnosis import TENS, US, costs, found, healthy, scattered, slowed, spec, with_children
 from tests.parallel_core.test_replay import step
 
 
@@ -56,9 +56,9 @@ def test_a_stage_of_small_operations_is_no_straggler_for_its_few_flops() -> None
 
 def test_one_rank_that_launches_is_no_straggler() -> None:
     replicas = spec(dp=2, micro_batches=4)
-    first, *rest = diagnose(healthy(replicas, traced=crumbled(replicas, 1, 4_000 * US)))
+    first, *rest = diagnose(healthy(replicas, traced=crumbled(replicas, 1, 4_000 * TENS)))
     assert (first.rule, first.rank) == ("tiny_kernels", 1)
-    assert "4 ms more for each operation of rank 1" in first.title
+    assert "40 ms more for each operation of rank 1" in first.title
     assert "straggler" not in [one.rule for one in rest]
 
 
@@ -97,7 +97,7 @@ def test_the_straggler_is_named() -> None:
     first: Finding = diagnose(healthy(made, traced=slowed(made, 1, 2.0)))[0]
     assert first.rank == 1
     assert first.title.startswith("2.00x as long as the others")
-    assert first.effect_ns == pytest.approx(96_000 * US, rel=0.05)
+    assert first.effect_ns == pytest.approx(96_000 * TENS, rel=0.05)
 
 
 @pytest.mark.parametrize(

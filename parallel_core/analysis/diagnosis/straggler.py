@@ -26,12 +26,10 @@ from parallel_core.analysis.diagnosis.unbalanced_stages import HEAVIER
 from parallel_core.analysis.quantities import ns_text, plural_text, ratio_text
 from parallel_core.plan.strategy import step_flops
 from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.constant_costs import FORWARDS, constant_costs
+from parallel_core.simulate.constant_costs import FORWARDS, MOST, constant_costs
 
 SAME_WORK, OTHER_WORK, MATTERS, OFTEN = 1.3, 1.6, 0.05, 0.75
 SLOW_DEVICE = 1.15
-FLOPS_NS = 50.0
-"""FLOPs that a core does in a nanosecond, where they are added to other work: the rate of the reference work."""
 LEAST = 2
 
 
@@ -120,19 +118,19 @@ def _busy(account: Account) -> int:
 
 
 def _work(case: Case) -> list[float]:
-    """About the nanoseconds of each rank's work in a step: its part of its stages' layers, times its replica's
-    micro-batches. Stages may differ in both."""
-    each, layout, samples = step_flops(case.spec), case.layout, case.spec.micro_batch_size
-    passes = FORWARDS[Kind.F] + FORWARDS[Kind.BW]
-    by_stage = [
-        samples * sum(each[unit] for unit in units) / FLOPS_NS + passes * constant
-        for units, constant in zip(layout.stage_units, constant_costs(case.spec), strict=True)
-    ]
-    found = []
-    for place, replica, _ in map(layout.coords, range(layout.world)):
-        whole = sum(by_stage[stage] for stage in layout.stages_of(place))
-        found.append(max(1.0, whole * len(layout.micro_batches_of(place, replica)) / layout.widths[place]))
-    return found
+    """About how long each rank's work takes: its part of its stages' layers, times its replica's micro-batches. Stages
+    may differ in both. What operations cost whatever their size counts as it is, up to MOST of the whole."""
+    each, layout, constant = step_flops(case.spec), case.layout, constant_costs(case.spec)
+    by_stage = [sum(each[unit] for unit in units) for units in layout.stage_units]
+    flops, beside = np.empty(layout.world), np.empty(layout.world)
+    for rank, (place, replica, _) in enumerate(map(layout.coords, range(layout.world))):
+        own, many = layout.stages_of(place), len(layout.micro_batches_of(place, replica))
+        flops[rank] = max(1.0, many * sum(by_stage[stage] for stage in own) / layout.widths[place])
+        beside[rank] = many * sum(constant[stage] for stage in own) * (FORWARDS[Kind.F] + FORWARDS[Kind.BW])
+    busy = sum(case.of_rank(lambda _, account: _busy(account)).values())
+    stays = min(float(beside.sum()), MOST * busy)
+    found = flops if not stays else (busy - stays) * flops / flops.sum() + stays * beside / beside.sum()
+    return [float(one) for one in found]
 
 
 def _peers(case: Case, rank: int) -> list[int]:
