@@ -34,13 +34,21 @@ def constant_costs(spec: RunSpec) -> list[float]:
     return [sum(each[unit] for unit in own) for own in layout.stage_units]
 
 
-def resized(cost: Cost, share: float, constant: float, kind: Kind) -> Cost:
-    """An operation of this kind with `share` times the samples, where `constant` ns of a forward stay."""
+def moves_as_much(spec: RunSpec) -> bool:
+    """Whether the collectives inside its operations are those of parameters, gradients or batch norms, which are as
+    large however many samples there are; else they are those of tensor ranks."""
+    split = spec.parallel
+    return max(split.copies) > 1 and (split.zero > 1 or outline_of(spec.model).batch_norm)
+
+
+def resized(cost: Cost, share: float, constant: float, kind: Kind, moved: float) -> Cost:
+    """An operation of this kind with `share` times the samples, where `constant` ns of a forward stay, and with `moved`
+    times the bytes in collectives."""
     return Cost(
         _resized(cost.work, share, constant * FORWARDS[kind]),
-        cost.moved * share,
+        cost.moved * moved,
         _resized(cost.again, share, constant),
-        cost.again_moved * share,
+        cost.again_moved * moved,
     )
 
 

@@ -25,7 +25,7 @@ from parallel_core.schedule import build
 from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
 from parallel_core.schedule.traits import TRAITS, takes_early_gradients
 from parallel_core.simulate import simulate
-from parallel_core.simulate.constant_costs import constant_costs, resized
+from parallel_core.simulate.constant_costs import constant_costs, moves_as_much, resized
 from parallel_core.simulate.measured import Cost, Measured, key
 from parallel_core.spec import DeviceKind, RunSpec
 
@@ -197,8 +197,9 @@ class _Typical:
         chunks = before.parallel.chunks_per_rank / after.parallel.chunks_per_rank
         self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
         self._any |= {kind: _scaled(cost, size) for kind in P2P if (cost := measured.median(kind))}
+        moved = 1.0 if moves_as_much(before) else share
         self._stages = {
-            (kind, stage): resized(cost, share, constant[stage] if constant else 0.0, kind)
+            (kind, stage): resized(cost, share, constant[stage] if constant else 0.0, kind, moved)
             for kind, costs in _by_kind(measured, before, after, change.balanced, weights).items()
             for stage, cost in enumerate(costs)
         }

@@ -13,9 +13,9 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
 from parallel_core.simulate.constant_costs import constant_costs
 from parallel_core.simulate.measured import measure
-from parallel_core.simulate.replay import Change, replay
+from parallel_core.simulate.replay import FREE, Change, replay
 from parallel_core.spec import RunSpec
-from tests.parallel_core.test_diagnosis import healthy
+from tests.parallel_core.test_diagnosis import healthy, spec, with_children
 from tests.parallel_core.test_replay import step
 
 SMALL = {"layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
@@ -77,6 +77,17 @@ def test_more_micro_batches_are_advised_where_they_were_faster(
     told = few_micro_batches.check(healthy(made, traced=[step(made, taking(forward, backward))] * 3))
     advised = told.change if told is not None and told.change.startswith(MORE) else ""
     assert advised == words
+
+
+@pytest.mark.parametrize(("split", "as_much"), [({"dp": 2, "zero": 2}, True), ({"tp": 2}, False)], ids=["zero", "tp"])
+def test_collectives_of_parameters_do_not_shrink_with_a_micro_batch(split: dict[str, Any], as_much: bool) -> None:
+    made = spec(pp=2, micro_batches=2, **split)
+    inner = with_children(made, Kind.BUCKET_WAIT if as_much else Kind.TP_COLLECTIVE, 0.5)[0]
+    found = measure(build(made), inner, Layout.of(made))
+    alone, more = (replay(made, found, Change(micro_batches=4, links=links)).step for links in (FREE, 1.0))
+    kept = replay(made, found, Change(links=FREE, schedule="1f1b")).step
+    of_two, of_four = found.step - kept, more - alone
+    assert of_four / of_two == pytest.approx(10 / 6 if as_much else 5 / 6, rel=0.03)
 
 
 def test_launches_of_a_gpu_are_ahead_of_it() -> None:
