@@ -63,17 +63,22 @@ def test_one_rank_that_launches_is_no_straggler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "change"),
+    ("split", "limit", "change"),
     [
-        ({}, "Use a larger train.global_batch."),
-        ({"micro_batches": 4}, "Use fewer, larger micro-batches."),
-        ({"dp": 2}, "Use a larger train.global_batch, or fewer ranks for this model."),
-        ({"dp": 2, "micro_batches": 4}, "Use fewer, larger micro-batches, or fewer ranks for this model."),
+        ({}, None, "Use a larger train.global_batch."),
+        ({"micro_batches": 4}, None, "Lower parallel.micro_batches to 1."),
+        ({"micro_batches": 4}, 1, "Use fewer, larger micro-batches."),
+        ({"dp": 2}, None, "Use a larger train.global_batch, or fewer ranks for this model."),
+        ({"dp": 2, "micro_batches": 4}, 1, "Use fewer, larger micro-batches, or fewer ranks for this model."),
     ],
 )
-def test_small_operations_become_larger_by_what_the_run_can_do(split: dict[str, Any], change: str) -> None:
+def test_small_operations_become_larger_by_what_the_run_can_do(
+    split: dict[str, Any], limit: int | None, change: str
+) -> None:
+    """One micro-batch is named where it surely fits."""
     made = spec(**split)
-    (small,) = [one for one in diagnose(healthy(made, traced=[scattered(made)] * 3)) if one.rule == "tiny_kernels"]
+    case = healthy(made, traced=[scattered(made)] * 3, limit=limit)
+    (small,) = [one for one in diagnose(case) if one.rule == "tiny_kernels"]
     assert small.change == change
 
 

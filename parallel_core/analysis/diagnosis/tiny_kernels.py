@@ -4,6 +4,9 @@ Threshold: host time between operations takes 10 % of the step while the median 
 forward of a layer stack is tens of kernels, each of which costs 5 to 10 us to launch; below half a millisecond the
 launches are not hidden behind each other.
 
+Too many micro-batches: fewer of them would save 15 % of the step, by a replay in which what an operation costs whatever
+its size stays (`simulate.constant_costs`), and the worst rank would take less than 70 % of its limit.
+
 On a single rank: every operation takes longer than on the ranks that do the same work by the same amount, a backward no
 more than a forward, within a fifth; on a slow device the excess would be proportional, and a backward takes about two
 forwards. The excess must be at least 0.3 of a forward and 5 % of the step, the latter as in `straggler`.
@@ -16,16 +19,21 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
 from parallel_core.analysis.diagnosis.case import Case, Finding
-from parallel_core.analysis.quantities import ns_text, percent_text
+from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
 from parallel_core.analysis.rows import durations
+from parallel_core.outline import outline_of
+from parallel_core.plan.memory import counted, worst_stage
+from parallel_core.rules import divisors
 from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.replay import Change, changed
 
 BETWEEN, SHORT_NS = 0.10, 500_000
 ALIKE, TWO, THIRD, MATTERS = 0.2, 1.6, 0.3, 0.05
+FEWER, ROOM = 0.15, 0.70
 
 
 def check(case: Case) -> Finding | None:
-    return alone(case) or _everywhere(case)
+    return alone(case) or _many(case) or _everywhere(case)
 
 
 def alone(case: Case) -> Finding | None:
@@ -73,6 +81,35 @@ def _operations(case: Case, rank: int) -> float:
     """Number of forwards and backwards of a step."""
     counts = [len(waits.of_kinds(step[rank], kind)) for step in case.traced for kind in (Kind.F, Kind.BW)]
     return sum(counts) / len(case.traced)
+
+
+def _many(case: Case) -> Finding | None:
+    """Its micro-batches are so small that fewer of them are faster; of all numbers that fit the fastest."""
+    split, many = case.spec.parallel, case.spec.parallel.micro_batches
+    if case.typical is None or (split.pp > 1 and split.schedule == "naive"):
+        return None  # where few_micro_batches advises another schedule
+    saved = {n: case.saved(Change(micro_batches=n)) for n in divisors(many) if n < many}
+    able = [n for n in saved if saved[n] >= FEWER * case.step_ns and _fits(case, n)]
+    if not able:
+        return None
+    best = max(able, key=saved.__getitem__)
+    norms = " Its batch norms then see more samples at a time." if outline_of(case.spec.model).batch_norm else ""
+    size = plural_text(case.spec.micro_batch_size, "sample")
+    return Finding(
+        "tiny_kernels",
+        f"{percent_text(saved[best] / case.step_ns)} of the step is the price of {many} small micro-batches.",
+        f"{plural_text(best, 'micro-batch')} instead of {many} with {size} would save {ns_text(saved[best])} of a "
+        "step, by replaying the measured one with a core's usual costs of launches and weights.",
+        f"Lower parallel.micro_batches to {best}.{norms}",
+        effect_ns=saved[best],
+        tab="whatif" if split.pp > 1 else "accounts",
+    )
+
+
+def _fits(case: Case, micro_batches: int) -> bool:
+    """Whether so many micro-batches, which are larger, surely fit where a limit is known."""
+    after = changed(case.spec, Change(micro_batches=micro_batches))
+    return case.limit is None or (counted(after) and worst_stage(after).total <= ROOM * case.limit)
 
 
 def _everywhere(case: Case) -> Finding | None:
