@@ -19,6 +19,7 @@ from parallel_core.plan.peak import RankMemory, flat_bytes
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
 _ID_BYTES = 8
+_DOUBLE_BYTES = 8
 
 
 def by_place(spec: RunSpec, request: Mapping[str, Any]) -> list[RankMemory]:
@@ -34,7 +35,7 @@ def by_place(spec: RunSpec, request: Mapping[str, Any]) -> list[RankMemory]:
         layers = sum(name.endswith(".attn") for name in names)
         weights = flat_bytes(spec, place) // MAIN_BYTES[spec.train.precision] * size
         kept = layers * kept_elements(spec, request) if request["cached"] else 0
-        at_work = size * _at_work(spec, request, names) + 2 * _ID_BYTES * _texts(spec, request) * len(request["prompt"])
+        at_work = _at_work(spec, request, names) + 2 * _ID_BYTES * _texts(spec, request) * len(request["prompt"])
         found.append(RankMemory(layout.rank(place), place, weights, 0, 0, size * kept, at_work))
     return found
 
@@ -57,13 +58,21 @@ def _texts(spec: RunSpec, request: Mapping[str, Any]) -> int:
 
 
 def _at_work(spec: RunSpec, request: Mapping[str, Any], names: list[str]) -> int:
-    """Elements besides weights and caches at the peak of a pass over the layers `names`."""
-    places = len(request["prompt"]) + (0 if request["cached"] else request["new"] - 1)
-    texts = _texts(spec, request)
-    rows = texts * places
+    """Bytes besides weights and caches at the peak of a pass over the layers `names`."""
+    places, size = len(request["prompt"]) + (0 if request["cached"] else request["new"] - 1), spec.element_bytes
+    rows = _texts(spec, request) * places
     of_kind = {"attn": _attention(spec, rows, places), "mlp": _mlp(spec, rows), "embed": 2 * rows * spec.model.hidden}
-    logits = 2 * texts * spec.model.vocab + rows * spec.model.hidden
-    return max(of_kind.get(name.rpartition(".")[2], logits) for name in names)
+    drawn = _drawn(spec, request) + size * rows * spec.model.hidden
+    known = {kind: size * elements for kind, elements in of_kind.items()}
+    return max(known.get(name.rpartition(".")[2], drawn) for name in names)
+
+
+def _drawn(spec: RunSpec, request: Mapping[str, Any]) -> int:
+    """Bytes of the logits of each text and of what chooses its token (`engine.drawing`): for the likeliest one another
+    copy; else sums of float64, of which a GPU holds those before the softmax."""
+    doubles = 3 if spec.train.device == "cpu" else 2
+    more = doubles * _DOUBLE_BYTES if request["temperature"] else spec.element_bytes
+    return _texts(spec, request) * spec.model.vocab * (spec.element_bytes + more)
 
 
 def _attention(spec: RunSpec, rows: int, places: int) -> int:
