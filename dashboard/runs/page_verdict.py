@@ -211,8 +211,9 @@ def _beside(run: Run, held_out: Mapping[str, Any]) -> str:
     said += f" at {step_text(step)}" if step + 1 < run.spec["train"]["steps"] else ""
     if best["step"] >= step:
         return said
-    kept = run.checkpoints.filter(step=best["step"] + 1).exists()
-    return f"{said} (lowest {significant(best['loss'], 4)} at {step_text(best['step'])}{', kept' if kept else ''})"
+    done = best["step"] + 1  # checkpoints are named by how many steps are done
+    kept = f", kept in the checkpoint of {step_text(done)}" if run.checkpoints.filter(step=done).exists() else ""
+    return f"{said} (lowest {significant(best['loss'], 4)} at {step_text(best['step'])}{kept})"
 
 
 UNKNOWN_OTHERS = (
