@@ -68,11 +68,16 @@ def _at_work(spec: RunSpec, request: Mapping[str, Any], names: list[str]) -> int
 
 
 def _drawn(spec: RunSpec, request: Mapping[str, Any]) -> int:
-    """Bytes of the logits of each text and of what chooses its token (`engine.drawing`): for the likeliest one another
-    copy; else sums of float64, of which a GPU holds those before the softmax."""
-    doubles = 3 if spec.train.device == "cpu" else 2
-    more = doubles * _DOUBLE_BYTES if request["temperature"] else spec.element_bytes
-    return _texts(spec, request) * spec.model.vocab * (spec.element_bytes + more)
+    """Bytes of the logits of each text and of what chooses its token (`engine.drawing`): sums of float64, of which a
+    GPU holds those before the softmax; or for the likeliest one, nothing. Then the logits of the last token are there
+    still, and of a tensor rank its own part of them, of several texts also turned over to be gathered."""
+    texts, tp = _texts(spec, request), spec.parallel.tp
+    tokens = texts * spec.model.vocab
+    if request["temperature"]:
+        doubles = 3 if spec.train.device == "cpu" else 2
+        return tokens * (spec.element_bytes + doubles * _DOUBLE_BYTES)
+    own = (2 if texts > 1 else 1) * tokens // tp if tp > 1 else 0
+    return (2 * tokens + own) * spec.element_bytes
 
 
 def _attention(spec: RunSpec, rows: int, places: int) -> int:

@@ -141,13 +141,17 @@ def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, P
             assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.02), model
 
 
-@pytest.mark.parametrize("top_k", [0, 5])
-def test_memory_of_a_token_that_is_drawn_is_what_is_predicted(top_k: int, trained: dict[str, Path]) -> None:
-    """Sums of float64 are drawn by: 7 times the logits, where 2 were predicted, 5.9 % of all for 1 000 tokens."""
-    request: GenerationRequest = {**REQUEST, "prompt": [1], "samples": 64, "temperature": 0.8, "top_k": top_k}
+@pytest.mark.parametrize(("temperature", "top_k", "each"), [(0.8, 0, 28), (0.8, 5, 28), (0.0, 0, 12)])
+def test_memory_of_what_chooses_a_token_is_what_is_predicted(
+    temperature: float, top_k: int, each: int, trained: dict[str, Path]
+) -> None:
+    """Tokens are drawn by sums of float64, 7 times the logits, and tensor ranks gather them: 3 times, and 2 were
+    predicted of both."""
+    more: Any = {"prompt": [1], "samples": 64, "temperature": temperature, "top_k": top_k}
+    request: GenerationRequest = {**REQUEST, **more}
     spec = spec_of("gpt", tp=2)
     (predicted,) = by_place(spec, request)
-    assert predicted.buffers >= 64 * spec.model.vocab * 28
+    assert predicted.buffers >= 64 * spec.model.vocab * each
     for peak in _metered(spec, trained["gpt"], request):
         assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.02)
 
