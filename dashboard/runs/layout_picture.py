@@ -22,7 +22,13 @@ DRAWN_PLACES, DRAWN_REPLICAS, DRAWN_TENSOR = 16, 8, 8
 
 ALONE = Hosts()
 NO_RANK = -1
-GROUPS = {"tensor": "tensor group", "data": "replicas", "next": "next stage", "before": "stage before"}
+GROUPS = {
+    "tensor": "tensor group",
+    "data": "replicas",
+    "next": "next stage",
+    "before": "stage before",
+    "ends": "other end of the pipeline",
+}
 
 
 @dataclass(frozen=True)

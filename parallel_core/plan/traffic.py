@@ -3,7 +3,8 @@ record.
 
 A collective counts the bytes of the whole tensor that is reduced, gathered or scattered; on a ring each rank sends and
 receives (n - 1)/n of it for a gather or scatter and twice that for an all-reduce (Patarasuk and Yuan 2009). Not
-counted: the few bytes of norm and loss, statistics of batch normalisation, the loss over a split vocabulary.
+counted: the few bytes of norm and loss, statistics of batch normalisation, the loss over a split vocabulary, and sums
+of vectors' gradients under sequence parallelism. That of a tied matrix is within the norm's span, which records none.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from typing import Literal, NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
+from parallel_core.outline.base import ALIGN
 from parallel_core.outline.recompute import rebuilt
 from parallel_core.outline.splits import ROW
+from parallel_core.plan.grad_buckets import shards_of
 from parallel_core.plan.peak import flat_bytes, standing, unsharded
 from parallel_core.plan.units import boundary_elements
-from parallel_core.spec import RunSpec
+from parallel_core.spec import MAIN_BYTES, RunSpec
 
 MARK_BYTES = 4
 """Bytes of the loss scale sent after a gradient between stages that each have their own (`engine.scaled_gradients`)."""
-GroupKind = Literal["tensor", "data", "next", "before"]
+GroupKind = Literal["tensor", "data", "ends", "next", "before"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class CommVolume:
     @property
     def wire(self) -> int:
         """Bytes that the rank itself sends, or receives: for a collective on a ring (n - 1)/n of the tensor a pass."""
-        if self.kind not in ("tensor", "data"):
+        if self.kind in ("next", "before"):
             return self.bytes
         return self.passes * self.bytes * (len(self.ranks) - 1) // max(len(self.ranks), 1)
 
@@ -59,7 +62,8 @@ def most_sent(spec: RunSpec) -> int:
 
 
 def comm_volumes(spec: RunSpec, rank: int) -> list[CommVolume]:
-    """Communication of `rank` in the order tensor group, replicas, pipeline neighbours; absent kinds are omitted.
+    """Communication of `rank` in the order tensor group, replicas, pipeline neighbours, other end of the pipeline;
+    absent kinds are omitted.
 
     Raises ValueError if the run has no such rank.
     """
@@ -72,7 +76,7 @@ def comm_volumes(spec: RunSpec, rank: int) -> list[CommVolume]:
     if layout.replicas[place] > 1:
         replicas = next(group for group in layout.data_groups() if rank in group)
         found.extend(_data(spec, place, replicas))
-    return found + _pipeline(spec, layout, rank)
+    return found + _pipeline(spec, layout, rank) + _ends(spec, layout, rank)
 
 
 def _tensor(spec: RunSpec, layout: Layout, position: tuple[int, int], ranks: tuple[int, ...]) -> list[CommVolume]:
@@ -179,6 +183,22 @@ def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[CommVolu
     forward, backward = unsharded(spec)
     calls, gathered = times * len(forward + backward), times * sum(forward + backward)
     return [sums, CommVolume("data", replicas, "gathers of layers for forward and backward", calls, gathered)]
+
+
+def _ends(spec: RunSpec, layout: Layout, rank: int) -> list[CommVolume]:
+    """The sum of a tied matrix's gradient over the first and the last stage, where these are on two ranks: of what the
+    rank owns of it."""
+    if not spec.model.tied or layout.places[0] == layout.places[-1]:
+        return []
+    group = next((ends for ends in layout.end_groups() if rank in ends), None)
+    if group is None:
+        return []
+    place, replica, _ = layout.coords(rank)
+    matrix, shards = outline_of(spec.model).shared() // layout.widths[place], shards_of(spec)
+    part = -(-matrix // (shards * ALIGN)) * ALIGN
+    mine = min(matrix, (replica + 1) * part) - min(matrix, replica * part) if shards > 1 else matrix
+    size = mine * MAIN_BYTES[spec.train.precision]
+    return [CommVolume("ends", group, "all-reduce of the tied matrix's gradient", 1, size, 2)] if size else []
 
 
 def mark_bytes(spec: RunSpec) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from parallel_core.engine.distributed import Rendezvous
 from parallel_core.layout import Layout
 from parallel_core.local import LocalRunner
 from parallel_core.model_spec import ModelSpec
@@ -21,6 +22,7 @@ from parallel_core.plan.traffic import comm_volumes, sent_bytes
 from parallel_core.plan.units import unit_costs
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
+from tests.parallel_core import ranks
 from tests.parallel_core.strategies import run_specs
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
@@ -108,7 +110,7 @@ def test_what_one_end_sends_the_other_receives(spec: RunSpec) -> None:
     for rank in range(Layout.of(spec).world):
         for talk in comm_volumes(spec, rank):
             assert talk.calls and talk.bytes
-            if talk.kind in ("tensor", "data"):
+            if talk.kind in ("tensor", "data", "ends"):
                 assert rank in talk.ranks
                 continue
             (peer,) = talk.ranks
@@ -178,3 +180,31 @@ def test_by_columns_a_block_sends_as_much_more_as_its_mlp_is_wide(activation: st
 def test_a_rank_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"rank 2 is outside 0 \.\. 1"):
         comm_volumes(RunSpec.model_validate({"parallel": {"dp": 2}}), 2)
+
+
+TIED = {**MODEL, "tied": True, "vocab": 72}
+
+
+@pytest.mark.parametrize("split", [{"pp": 2}, {"pp": 2, "dp": 2, "zero": 2}])
+def test_of_a_tied_matrix_both_ends_sum_the_gradient(split: dict[str, Any]) -> None:
+    """With ZeRO what a replica owns of it, of which the last one has less."""
+    train = {"global_batch": 8, "precision": "bf16"}
+    spec = RunSpec.model_validate({"model": TIED, "parallel": {"micro_batches": 2, **split}, "train": train})
+    said = [[talk for talk in comm_volumes(spec, rank) if talk.kind == "ends"] for rank in range(spec.parallel.world)]
+    summed = [0 if shared is None else shared.nbytes for shared in ranks.run(spec, _shared, ranks.scratch())]
+    assert [sum(talk.bytes for talk in talks) for talks in said] == summed
+    assert [sum(talk.wire for talk in talks) for talks in said] == summed, "a ring of two passes half of it twice"
+    assert sum(summed) == 2 * 4 * 72 * spec.model.hidden
+
+
+def _shared(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    return ranks.with_trainer(spec, rank, meeting, folder, lambda trainer: trainer.parts.shared._embedding)
+
+
+@pytest.mark.parametrize(
+    ("tied", "split"), [(False, {"pp": 2}), (True, {"pp": 2, "schedule": "zb-v"}), (True, {"dp": 2})]
+)
+def test_nothing_is_summed_over_ends_that_share_no_matrix_or_are_one_rank(tied: bool, split: dict[str, Any]) -> None:
+    model = {**MODEL, "tied": tied}
+    spec = RunSpec.model_validate({"model": model, "parallel": {"micro_batches": 2, **split}})
+    assert not [talk for rank in range(2) for talk in comm_volumes(spec, rank) if talk.kind == "ends"]
