@@ -124,7 +124,7 @@ def test_the_activations_of_one_micro_batch_remain_with_any_number_of_replicas(s
     """The state fits eight stages; the layers of a stage for a micro-batch of 64 long sequences do not."""
     job = Job(replace(presets()["gpt-1.3b"], seq=8192, vocab=1024), 1024)
     judged = verdict.judge(job, clusters()["selene"], Plan(pp=8, schedule=schedule, micro_batch=64), suggest=False)
-    assert judged.hopeless and judged.sentences[0].endswith("; more replicas do not help.")
+    assert judged.sentences[0].endswith("; more replicas do not help.")
 
 
 def test_stashed_weight_versions_are_kept_beside_the_newest() -> None:

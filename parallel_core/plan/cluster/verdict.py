@@ -36,8 +36,7 @@ _ENDLESS = 1e12
 @dataclass(frozen=True)
 class Judged:
     """All about one plan. `peak`, `parts` and `instants`: bytes of the `fullest` rank. `seconds` of a step are given
-    even if the plan does not fit, None if it cannot be built; `forward` is that part of the compute in `times`.
-    `hopeless`: no number of replicas makes it fit."""
+    even if the plan does not fit, None if it cannot be built; `forward` is that part of the compute in `times`."""
 
     plan: Plan
     reasons: Reason
@@ -49,7 +48,6 @@ class Judged:
     seconds: float | None
     times: dict[str, float]
     forward: float
-    hopeless: bool
     sentences: tuple[str, ...]
     fix: Change | None
 
@@ -74,7 +72,6 @@ def judge(job: Job, cluster: Cluster, plan: Plan, suggest: bool = True) -> Judge
     if not reasons & (Reason.HEADS | Reason.LAYERS):
         reasons |= Reason(int(rules.bytes_of(cluster, one, found)[0]))
     buildable = not reasons & ~(Reason.MEMORY | Reason.HOST)
-    left = memory.of(job, Plans.of([changed(plan, dp=int(_ENDLESS))]))
     fix = cheapest(job, cluster, plan) if suggest and reasons else None
     return Judged(
         plan,
@@ -87,7 +84,6 @@ def judge(job: Job, cluster: Cluster, plan: Plan, suggest: bool = True) -> Judge
         float(timed.total[0]) if buildable else None,
         timed.parts(0) if buildable else {},
         float(timed.forward[0]) if buildable else 0.0,
-        bool(reasons & Reason.MEMORY) and float(left.peak[0]) > cluster.capacity,
         tuple(_sentences(job, cluster, plan, reasons, found)),
         fix,
     )
