@@ -41,13 +41,16 @@ def test_compute_that_follows_the_batch_has_not_grown(
     (finding,) = [one for one in diagnose(later) if one.rule == "scaling"]
     assert finding.evidence.endswith(f"; for the same samples a device, {words}.")
     assert finding.effect_ns == lost * MS
-    wanted = "a core or GPU of its own" if words.startswith("compute") else "a split that sends less"
+    wanted = "a core or GPU of its own" if words.startswith("compute") else "the sum costs the same whatever the batch"
     assert wanted in finding.change, "what to do follows from what grew"
 
 
 @pytest.mark.parametrize(
     ("schedule", "m", "change"),
-    [("naive", 1, "Use a schedule that waits less."), ("gpipe", 2, "Raise parallel.micro_batches and ")],
+    [
+        ("naive", 1, "Set parallel.schedule to 1f1b and parallel.micro_batches to 4."),
+        ("gpipe", 2, "train.global_batch together, or use a schedule that waits less."),
+    ],
 )
 def test_a_bubble_that_grew_is_filled_with_micro_batches_where_the_schedule_can(
     schedule: str, m: int, change: str
@@ -57,7 +60,7 @@ def test_a_bubble_that_grew_is_filled_with_micro_batches_where_the_schedule_can(
     ns = {(stage, kind): 40 * MS // m for stage in (0, 1) for kind in (Kind.F, Kind.BW)}
     later = Case(made, [step(made, Costs(ns))], earlier=case(1, made.train.global_batch, 160, 0))
     found = scaling.check(later)
-    assert found and "bubble grew most" in found.evidence and found.change.startswith(change)
+    assert found and "bubble grew most" in found.evidence and found.change.endswith(change)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,27 @@ def test_what_another_rule_finds_behind_the_account_that_grew_is_what_to_do(
     later = Case(made, traced, others=0.02, earlier=Case(alone, [step(alone, costs(alone))]))
     found = scaling.check(later)
     assert found and found.change.startswith(words), found
+
+
+def test_a_bubble_behind_a_slow_link_is_not_to_be_filled_with_more_messages() -> None:
+    made, alone = spec(pp=2, micro_batches=8), spec()
+    slow = [step(made, costs(made, message=4_000))] * 3
+    found = scaling.check(Case(made, slow, earlier=Case(alone, [step(alone, costs(alone))])))
+    assert found and "bubble grew most" in found.evidence and "is waiting for messages. Give these two" in found.change
+
+
+@pytest.mark.parametrize(
+    ("split", "change"),
+    [
+        ({"dp": 2, "zero": 2, "micro_batches": 4}, "Lower parallel.micro_batches, or set parallel.zero to 1"),
+        ({"dp": 2}, "Raise train.global_batch: the sum costs the same whatever the batch"),
+    ],
+)
+def test_collectives_of_replicas_that_grew_are_told_by_their_rule(split: dict[str, Any], change: str) -> None:
+    made, alone, plain = spec(**split), spec(), spec(dp=2, micro_batches=split.get("micro_batches", 1))
+    sums = [step(plain, costs(plain, reduction=60_000))] * 3
+    found = scaling.check(Case(made, sums, earlier=Case(alone, [step(alone, costs(alone))])))
+    assert found and "collectives not hidden grew most" in found.evidence and change in found.change, found
 
 
 @pytest.mark.parametrize(

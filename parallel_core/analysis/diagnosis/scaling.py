@@ -4,7 +4,8 @@ Threshold: less than 70 % of the earlier run's samples per second and device, on
 run keeps 80 to 95 % of it (Narayanan et al. 2021, table 1). The loss is attributed to the account that grew most for
 the same samples a device: the earlier accounts are scaled to the samples that a device has now, so that compute that
 merely follows the batch has not grown. Where another rule says what made that account grow, such as an uneven cut, its
-finding says what to do: more micro-batches would not fill what the heaviest stage leaves idle.
+finding says what to do: more micro-batches would not fill what the heaviest stage leaves idle, nor make messages over a
+slow link fewer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parallel_core.analysis.breakdown import COMPONENTS
-from parallel_core.analysis.diagnosis import slow_link, straggler, tensor_too_fine, unbalanced_stages
+from parallel_core.analysis.diagnosis import (
+    exposed_reduction,
+    few_micro_batches,
+    slow_link,
+    straggler,
+    tensor_too_fine,
+    tiny_kernels,
+    unbalanced_stages,
+)
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import ns_text, percent_text, plural_text, sentence_text
@@ -57,10 +66,10 @@ def _cause(case: Case, grown: str, by: float) -> str:
 
 
 _RULES: dict[str, tuple[Callable[[Case], Finding | None], ...]] = {
-    "compute": (straggler.check,),
-    "bubble": (straggler.check, unbalanced_stages.check),
+    "compute": (straggler.check, tiny_kernels.check),
+    "bubble": (straggler.check, unbalanced_stages.check, slow_link.check, few_micro_batches.check),
     "exposed_p2p": (slow_link.check,),
-    "exposed_collective": (tensor_too_fine.check,),
+    "exposed_collective": (tensor_too_fine.check, exposed_reduction.check),
 }
 """Account -> the rules that may say why it grew."""
 
