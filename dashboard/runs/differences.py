@@ -35,25 +35,36 @@ class Difference:
 
 
 def flat(spec: RunSpec) -> dict[str, Any]:
-    """`{dotted field: value}`; without a pipeline the schedule is None, whatever the spec has, and so is a field that
-    only other kinds of models have."""
+    """`{dotted field: value}`; without a pipeline the schedule is None, whatever the spec has."""
     sections = spec.model_dump(mode="json", exclude={"inject"})
     plain = {f"{section}.{leaf}": value for section, values in sections.items() for leaf, value in values.items()}
-    plain |= {path: None for path in plain if path.startswith("model.") and not is_read(path, plain.get)}
     if spec.parallel.pp == 1:
         plain["parallel.schedule"] = None
     return plain | {"inject": ", ".join(fault.spelt for fault in spec.inject) or None}
 
 
 def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
-    """Returns the fields that differ between the specs, and the number of fields that do not."""
+    """Returns the fields that differ between the specs, and the number of fields that do not. A field that only some
+    of the models have is neither: their kinds differ."""
     tables = [flat(spec) for spec in specs]
+    apart = _of_some(tables)
+    fields = [field for field in tables[0] if field not in apart] if tables else []
     out = [
         Difference(field, [value_text(field, table[field]) for table in tables])
-        for field in (tables[0] if tables else {})
+        for field in fields
         if any(table[field] != tables[0][field] for table in tables)
     ]
-    return out, len(tables[0]) - len(out) if tables else 0
+    return out, len(fields) - len(out)
+
+
+def _of_some(tables: Sequence[dict[str, Any]]) -> set[str]:
+    """The fields that only some of the models with these values have, as they are of several kinds."""
+    lacked = Counter(path for table in tables for path in table if _is_lacked(path, table))
+    return {path for path, count in lacked.items() if count < len(tables)}
+
+
+def _is_lacked(path: str, table: dict[str, Any]) -> bool:
+    return path.startswith("model.") and not is_read(path, table.get)
 
 
 def value_text(field: str, value: Any) -> str:

@@ -37,9 +37,11 @@ def test_a_run_without_a_pipeline_has_no_schedule() -> None:
 
 def test_a_model_has_no_fields_of_another_kind() -> None:
     """An MLP had a sequence length of 128 beside a GPT's of 64."""
-    found, _ = differences([spec(model={"seq": 64}), spec(model={"kind": "mlp"})])
+    gpt, mlp = spec(model={"seq": 64, "layers": 2}), spec(model={"kind": "mlp", "layers": 3})
+    found, same = differences([gpt, mlp])
     values = {one.field: one.values for one in found}
-    assert values["model.seq"] == ["64", "none"] and values["model.kind"] == ["GPT", "MLP"]
+    assert "model.seq" not in values and "model.image" not in values and values["model.kind"] == ["GPT", "MLP"]
+    assert values["model.layers"] == ["2", "3"] and same + len(found) < len(flat(gpt))
 
 
 def test_what_is_broken_on_purpose_is_a_difference() -> None:
