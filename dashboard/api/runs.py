@@ -224,19 +224,25 @@ def generate(request: HttpRequest, run_id: RunId, payload: s.GenerateIn, key: Ke
     try:
         status, made = made_once(request, key, payload.model_dump_json().encode(), RUNS, make)
     except services.Invalid as error:
-        fields = {"ids" if name == "prompt" and payload.ids else name: why for name, why in error.field_errors.items()}
+        begins = "ids" if payload.ids or _vocab(run) > BYTES else "prompt"
+        fields = {begins if name == "prompt" else name: why for name, why in error.field_errors.items()}
         raise services.Invalid(fields) from error
     return Status(status, {"data": detail(made)})
 
 
 def _prompt(run: Run, payload: s.GenerateIn) -> list[int]:
     """The tokens to go on from. Raises Invalid at the field that does not suit the model."""
-    vocab = run.spec.get("model", {}).get("vocab", 0)
+    vocab = _vocab(run)
     if payload.prompt and payload.ids:
         raise services.Invalid({"ids": "Send prompt or ids, not both: each is where the text begins."})
     if payload.prompt and vocab > BYTES:
         raise services.Invalid({"prompt": f"The model has {vocab} tokens: give their numbers as ids."})
     return payload.ids or generating.prompt_tokens(payload.prompt, BYTES)
+
+
+def _vocab(run: Run) -> int:
+    """Tokens of the run's model."""
+    return int(run.spec.get("model", {}).get("vocab", 0))
 
 
 def run_of(pk: int) -> Run:

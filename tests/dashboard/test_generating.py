@@ -182,6 +182,19 @@ def test_the_api_blames_what_was_sent(client: Client, source: Run, body: dict[st
     assert (answer.status_code, list(answer.json()["error"]["fields"])) == (422, [field])
 
 
+@pytest.mark.parametrize("body", [{}, {"prompt": "def "}])
+def test_the_api_asks_for_numbers_where_a_model_takes_no_text(
+    client: Client, source: Run, body: dict[str, Any]
+) -> None:
+    """Who sent nothing was to write a prompt, and who then did to send ids instead."""
+    source.spec["model"]["vocab"] = 1000
+    source.save()
+    answer = client.post(f"/api/v1/runs/{source.pk}/generate", body, content_type="application/json")
+    (said,) = answer.json()["error"]["fields"].items()
+    field = "prompt" if body else "ids"
+    assert answer.status_code == 422 and said[0] == field and ("as ids" in said[1]) is bool(body)
+
+
 def test_a_worker_that_has_the_task_but_takes_no_runs_is_named_before_the_old_ones(source: Run, made: Run) -> None:
     """Its return is enough; a newer worker is needed only where none that is known could take the run."""
     factory.worker("yard-b")
