@@ -17,6 +17,7 @@ from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
 
+from dashboard import deletions
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.file_names import shown_name
 from dashboard.fleet.selectors import FleetSnapshot
@@ -89,6 +90,7 @@ def delete(*, corpus: Corpus, user: Any) -> None:
             if not may_change(user, corpus):
                 raise PermissionDenied(why)
             raise Invalid({"corpus": why})
+        deletions.note(user, corpus)
         corpus.delete()
         default_storage.delete(storage_name(corpus.sha256))  # before the commit: an upload after it finds neither
 

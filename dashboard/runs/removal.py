@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
+from dashboard import deletions
 from dashboard.accounts.roles import may_change
 from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet.models import Leftover, Worker
@@ -92,6 +93,7 @@ def delete(*, runs: Sequence[int], user: Any) -> int:
             if not may_change(user, run):
                 raise PermissionDenied(why)
             raise Invalid({"run": f"“{run.name}”: {why}"})
+        deletions.note(user, *going.runs)
         forget(going.runs)
     return len(going.runs)
 

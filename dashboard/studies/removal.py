@@ -7,6 +7,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
+from dashboard import deletions
 from dashboard.accounts.roles import may_change
 from dashboard.deadlocks import again_after_deadlock
 from dashboard.runs import removal
@@ -34,8 +35,9 @@ def delete(*, study: Study, user: Any) -> None:
     with transaction.atomic():
         # a run that joins meanwhile is there when the runs are looked at, or finds no study
         list(Study.objects.select_for_update().filter(pk=study.pk).values("pk"))
-        runs = list(study.runs.select_for_update(of=("self",)).order_by("pk"))
+        runs = list(study.runs.select_for_update(of=("self",)).select_related("owner").order_by("pk"))
         for run, why in staying(study, user):
             raise Invalid({"study": f"“{run.name}”: {why}"})
+        deletions.note(user, study, *runs)
         removal.forget(runs)
         Study.objects.filter(pk=study.pk).delete()

@@ -14,6 +14,7 @@ from django.core.files.storage import default_storage
 from django.db import InterfaceError, OperationalError, transaction
 from django.utils import timezone
 
+from dashboard import deletions
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.file_names import shown_name
 from dashboard.runs.services import Also, Invalid, nothing_else
@@ -90,8 +91,10 @@ def delete(*, trace: Trace, user: Any) -> None:
     """Deletes a trace with everything that belongs to it. Raises PermissionDenied."""
     if not may_change(user, trace):
         raise PermissionDenied("Only the trace's owner and admins may delete it.")
-    drop_files(trace)
-    trace.delete()
+    with transaction.atomic():
+        deletions.note(user, trace)
+        drop_files(trace)
+        trace.delete()
 
 
 def drop_files(trace: Trace) -> None:

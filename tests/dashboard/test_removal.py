@@ -21,6 +21,7 @@ from dashboard.runs import removal, services
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, Event, LogChunk, Run, SeriesChunk, State
 from dashboard.studies import reruns
 from dashboard.studies.models import Study
+from dashboard.traces.models import Trace
 from parallel_core.analysis.quantities import bytes_text
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer, points_frame
@@ -296,3 +297,29 @@ def test_the_api_deletes_what_has_ended(client: Client, alice: Any, bob: Any) ->
     Run.objects.filter(pk=active.pk).update(state=State.CANCELLED)
     assert client.delete(f"/api/v1/studies/{study.pk}", headers=mine).status_code == 204
     assert not Run.objects.exists() and not Study.objects.exists()
+
+
+def test_the_log_says_who_deleted_what(
+    member: Client,
+    alice: Any,
+    admin: Any,
+    caplog: pytest.LogCaptureFixture,
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    study = Study.objects.create(owner=alice, name="mine", kind="matrix")
+    alone, inside = ended(alice, name="alone"), ended(alice, name="two\nlines", study=study)
+    text = Corpus.objects.create(owner=alice, name="tale.txt", sha256="0" * 64, size=3)
+    trace = Trace.objects.create(owner=alice, name="rank0.json")
+    addresses = ["/runs/delete", f"/studies/{study.pk}/delete/", f"/runs/texts/{text.pk}/delete"]
+    member.force_login(admin)
+    with caplog.at_level("INFO", "dashboard.deletions"), django_capture_on_commit_callbacks(execute=True):
+        for address in (*addresses, f"/traces/{trace.pk}/delete/"):
+            assert member.post(address, {"runs": alone.pk}).status_code == 302, address
+    who, of = admin.get_username(), f"of {alice.get_username()}"
+    assert [record.getMessage() for record in caplog.records if record.name == "dashboard.deletions"] == [
+        f"{who} deleted run {alone.pk}, 'alone', {of}",
+        f"{who} deleted study {study.pk}, 'mine', {of}",
+        f"{who} deleted run {inside.pk}, 'two\\nlines', {of}",
+        f"{who} deleted corpus {text.pk}, 'tale.txt', {of}",
+        f"{who} deleted trace {trace.pk}, 'rank0.json', {of}",
+    ]
