@@ -52,21 +52,22 @@ class GptBackward(GptForward):
         return entering + max(entering, widened(self.spec, entering, self.model.hidden))
 
     def _in_attention(self, again: bool) -> int:
-        """Peak in the backward of attention: second linear layer, core, and first linear layer, by when what the core
-        saved is freed."""
+        """Peak in the backward of attention: second linear layer, core, first linear layer, by when what the core saved
+        is freed, and norm, by when all that the linear layers saved is."""
         heads, h, queries = self._bsh() // self.tp, self.model.hidden, self.outline.qkv_rows
         second = self._masked() + self._gathered() + heads + product(self.spec, h * h // self.tp)
         first = self._bsh() + self._gathered() + product(self.spec, h * queries // self.tp)
         first -= heads + (self._again() if again else self._core())
-        return self._entering() + max(second, self._in_core_backward(again), first)
+        linear = self._entering() + max(second, self._in_core_backward(again), first)
+        return max(linear, self._in_norm() - self._in_rows() - heads - self._core())
 
     def _in_mlp(self, wide: int) -> int:
-        """Peak in the backward of an MLP: second linear layer, activation, and first linear layer, by when its output
-        and the activation are freed."""
+        """Peak in the backward of an MLP: second linear layer, activation, first linear layer, by when its output and
+        the activation are freed, and norm, by when its output is, too: where the MLP is hardly wider than the model."""
         rows, h, f = self.spec.micro_batch_size * self.model.seq, self.model.hidden, self.outline.ffn // self.tp
         second = self._masked() + self._gathered() + rows * f + product(self.spec, h * f)
         first = self._bsh() + self._gathered() + product(self.spec, h * wide) - rows * wide
-        return self._entering() + max(second, rows * wide, first)
+        return max(self._entering() + max(second, rows * wide, first), self._in_norm() - 2 * rows * wide)
 
     def _in_core_backward(self, again: bool) -> int:
         """Temporaries in the core's backward. `again`: the core is recomputed.

@@ -43,3 +43,12 @@ def test_a_replica_receives_ahead_from_those_of_its_own_micro_batches_alone(
     expected = predict(spec)
     for said, seen in zip(expected, metered(runner, tmp_path, spec, [0.0] * 5), strict=True):
         assert seen["peak_total"] == pytest.approx(said.total, rel=0.06)
+
+
+def test_a_norm_before_narrow_layers_needs_most_in_its_own_backward(runner: LocalRunner, tmp_path: Path) -> None:
+    """RMSNorm computes in fp32; what an MLP narrower than the model, or attention with one key head, frees by then is
+    less.
+    """
+    model = {**GPT, "layers": 2, "hidden": 128, "kv_heads": 1, "ffn": 96, "norm": "rmsnorm", "bias": False}
+    split = {"pp": 3, "micro_batches": 4, "cuts": [4, 5]}
+    assert_predicted(runner, tmp_path, model, split, "fp16", within=0.01)
