@@ -18,7 +18,7 @@ from dashboard.numbers import number
 from dashboard.runs import corpora, relevance, resuming, spec_fields, weights
 from dashboard.runs.entry import Group
 from dashboard.runs.form_words import in_form_words
-from dashboard.runs.name_tags_notes import MAX_TAG, MAX_TAGS
+from dashboard.runs.name_tags_notes import MAX_TAG, MAX_TAGS, clean_tags
 from dashboard.runs.queue_fields import PriorityField, offer, run_on_field
 from dashboard.runs.services import MAX_RETRIES, Invalid
 from dashboard.runs.spec_groups import GROUPS
@@ -26,11 +26,6 @@ from dashboard.runs.spreading import MOST_HOSTS
 from dashboard.runs.submission import Assessment, Submission, assess
 from parallel_core import limits
 from workers.contract import ResumeFrom
-
-
-def split_tags(text: str) -> list[str]:
-    return [tag.strip() for tag in text.split(",") if tag.strip()]
-
 
 USUAL_HOSTS = (0, 1, 2, 3, 4, 6, 8, 16, 32, 64)
 """The numbers of hosts that the form offers; 0 = as few as it takes."""
@@ -173,7 +168,7 @@ class RunForm(Form):
             cleaned.get("run_on") or "",
         )
         self.show(self.assessment.errors)
-        tags = split_tags(cleaned.get("tags", ""))
+        tags = clean_tags([cleaned.get("tags", "")])
         if len(tags) > MAX_TAGS:
             self.add_error("tags", f"At most {MAX_TAGS} tags; these are {len(tags)}.")
         elif any(len(tag) > MAX_TAG for tag in tags):
@@ -219,7 +214,7 @@ class RunForm(Form):
         return {
             "spec": spec_fields.to_spec(clean),
             "name": clean["name"],
-            "tags": split_tags(clean["tags"]),
+            "tags": clean_tags([clean["tags"]]),
             "retries": clean["retries"],
             "anyway": clean["anyway"],
             "resume_from": clean["resume_from"],

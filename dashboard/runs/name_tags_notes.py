@@ -15,8 +15,9 @@ NO_NULL = "Null characters cannot be stored."
 
 
 def clean_tags(tags: Sequence[str]) -> list[str]:
-    """The tags without surrounding spaces, empty ones and duplicates, in the order given."""
-    return list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
+    """The tags without surrounding spaces, empty ones and duplicates, in the order given. A comma parts two tags here,
+    too, as it does where they are written in one field."""
+    return list(dict.fromkeys(tag.strip() for tag in ",".join(tags).split(",") if tag.strip()))
 
 
 def name_errors(name: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
 from dashboard.runs import generating, next_trace, resuming, services, spec_loading, submission, weights
 from dashboard.runs.damaged import damaged
-from dashboard.runs.forms import RunForm, split_tags
+from dashboard.runs.forms import RunForm
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.name_tags_notes import MAX_NOTES
 from dashboard.runs.panel import Panel
@@ -199,7 +199,7 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
     if request.method == "POST":
         name, tags, notes = (typed(request.POST, key) for key in now)
         try:
-            split = None if tags is None else split_tags(tags)
+            split = None if tags is None else [tags]
             services.edit(run=run, user=request.user, name=name, tags=split, notes=notes)
         except services.Invalid as error:
             errors = error.field_errors

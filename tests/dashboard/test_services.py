@@ -18,11 +18,12 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def run(alice: Any) -> Run:
-    return services.submit(owner=alice, spec=spec(dp=2), name="  first ", tags=["a", " a", "", "b"], retries=2)
+    return services.submit(owner=alice, spec=spec(dp=2), name="  first ", tags=["a", " a", "", "b, c"], retries=2)
 
 
 def test_submit_queues_a_complete_row(run: Run, alice: Any) -> None:
-    assert (run.state, run.name, run.tags, run.devices, run.retries_left) == (State.QUEUED, "first", ["a", "b"], 2, 2)
+    assert (run.state, run.name, run.devices, run.retries_left) == (State.QUEUED, "first", 2, 2)
+    assert run.tags == ["a", "b", "c"]
     assert run.label == "DP"
     assert run.spec == spec(dp=2)
     assert run.events.get().actor == alice
