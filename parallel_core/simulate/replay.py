@@ -26,15 +26,12 @@ from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
 from parallel_core.schedule.traits import TRAITS, takes_early_gradients
 from parallel_core.simulate import simulate
 from parallel_core.simulate.constant_costs import constant_costs, moves_as_much, resized
+from parallel_core.simulate.halves import HALVES, halved, joined, parted
 from parallel_core.simulate.measured import Cost, Measured, key
-from parallel_core.spec import DeviceKind, RunSpec
+from parallel_core.spec import RunSpec
 
 FREE = math.inf
 """Factor on links: communication takes no time."""
-HALVES: dict[DeviceKind, float] = {"cpu": 1.06, "cuda": 1.0}
-"""Work of B and W over that of BW. W reads again what B had at hand, which a core then fetches from memory: 1.02 to
-1.10 with this engine, ZB-H1 against GPipe, 1F1B and interleaved 1F1B of a GPT 4 x 128 (`bench whatif`). A GPU reads the
-factors of each product from its memory either way."""
 ASSUMED = (
     "Other schedules and micro-batches take the median cost of each stage's operations; smaller micro-batches are "
     "assumed to cost in proportion, but for launches and weights, of which a CPU core's usual costs are taken, and so "
@@ -47,8 +44,6 @@ GATHERS_ASIDE = (
     "work: free or faster links leave them as they are, and a faster device shortens them."
 )
 """Added for a step of which `waits.gathers_aside` is true."""
-LEAST_INPUT, MOST_INPUT = 0.5, 0.8
-"""Bounds of the input gradient's share of a backward (see `_halved`)."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +195,7 @@ class _Typical:
         moved = 1.0 if moves_as_much(before) else share
         self._stages = {
             (kind, stage): resized(cost, share, constant[stage] if constant else 0.0, kind, moved)
-            for kind, costs in _by_kind(measured, before, after, change.balanced, weights).items()
+            for kind, costs in _by_kind(measured, before, after, change.balanced, weights, bool(constant)).items()
             for stage, cost in enumerate(costs)
         }
 
@@ -233,12 +228,12 @@ def _added(costs: Iterable[Cost]) -> Cost:
 
 
 def _by_kind(
-    measured: Measured, before: RunSpec, after: RunSpec, balanced: bool, weights: Sequence[int]
+    measured: Measured, before: RunSpec, after: RunSpec, balanced: bool, weights: Sequence[int], layers: bool
 ) -> dict[Kind, list[Cost]]:
-    """Costs of F, B, W and BW on every stage of `after`."""
+    """Costs of F, B, W and BW on every stage of `after`; `layers`: whether those of the specs are the run's own."""
     old, new = Layout.of(before), Layout.of(after)
-    found = {}
-    for kind, costs in _of_stages(measured, old.stages, HALVES[before.train.device]).items():
+    found, shares = {}, parted(before) if layers else [1.0] * old.stages
+    for kind, costs in _of_stages(measured, shares, HALVES[before.train.device]).items():
         again = _moved(costs, old, new, weights)
         found[kind] = _levelled(again, new) if balanced else again
     return found
@@ -254,32 +249,19 @@ def _levelled(costs: Sequence[Cost], layout: Layout) -> list[Cost]:
     return [_scaled(total, n / ranks) for n in replicas]
 
 
-def _of_stages(measured: Measured, stages: int, longer: float) -> dict[Kind, list[Cost]]:
-    """Median F, B, W and BW of every measured stage. A backward measured whole is split and the other way round; the
-    work of the parts is `longer` times that of the whole."""
+def _of_stages(measured: Measured, shares: Sequence[float], longer: float) -> dict[Kind, list[Cost]]:
+    """Median F, B, W and BW of every measured stage. A backward measured whole is split and the other way round;
+    `shares`: how much of each stage's is split, which takes `longer` times as long then."""
     found: dict[Kind, list[Cost]] = {kind: [] for kind in (Kind.F, Kind.B, Kind.W, Kind.BW)}
-    for stage in range(stages):
+    for stage, share in enumerate(shares):
         own = {kind: measured.median(kind, stage) or Cost() for kind in found}
         if any(own[Kind.B]):
-            both = _added((own[Kind.B], own[Kind.W]))
-            own[Kind.BW] = both._replace(work=both.work / longer)
+            own[Kind.BW] = joined(own[Kind.B], own[Kind.W], longer, share)
         else:
-            own[Kind.B], own[Kind.W] = _halved(own[Kind.F], own[Kind.BW], longer)
+            own[Kind.B], own[Kind.W] = halved(own[Kind.F], own[Kind.BW], longer, share)
         for kind, cost in own.items():
             found[kind].append(cost)
     return found
-
-
-def _halved(forward: Cost, backward: Cost, longer: float) -> tuple[Cost, Cost]:
-    """Input and weight gradient of a backward that was measured whole; together `longer` times its work.
-
-    The input gradient takes as long as the forward: both compute what is not a product with a parameter (attention,
-    norms, activations), and a product of the same size with each parameter. Measured on GPUs it took 0.98 to 1.00 of
-    the forward's time, and 1.3 to 1.9 of the weight gradient's (Qi et al. 2024, table 6). Messages and recomputation
-    also belong to it: both come before the weight gradients.
-    """
-    work = min(max(forward.work, LEAST_INPUT * backward.work), MOST_INPUT * backward.work)
-    return backward._replace(work=work), Cost(longer * backward.work - work)
 
 
 def _moved(costs: Sequence[Cost], old: Layout, new: Layout, weights: Sequence[int]) -> list[Cost]:

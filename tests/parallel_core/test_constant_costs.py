@@ -117,6 +117,26 @@ def test_collectives_of_parameters_do_not_shrink_with_a_micro_batch(split: dict[
     assert of_four / of_two == pytest.approx(10 / 6 if as_much else 5 / 6, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("model", "forward", "backward", "weights"),
+    [
+        ({"kind": "resnet50"}, 7_300, 14_100, 140),
+        ({"kind": "vgg16"}, 6_110, 11_220, 650),
+        ({"kind": "gnmt", "layers": 2, "hidden": 128, "seq": 24, "vocab": 2048}, 5_470, 10_000, 2_850),
+    ],
+    ids=["resnet", "vgg", "gnmt"],
+)
+def test_weight_gradients_of_convolutions_and_lstms_stay_in_the_first_half_of_a_backward(
+    model: dict[str, Any], forward: int, backward: int, weights: int
+) -> None:
+    """What W of the last stage took in ZB-H1, where its whole backward took so long in 1F1B."""
+    made = two_stages(model, batch=32)
+    found = measure(build(made), step(made, taking(forward, backward)), Layout.of(made))
+    rows = replay(made, found, Change(schedule="zb-h1")).spans[1]
+    took = (rows["end"] - rows["start"])[rows["kind"] == Kind.W]
+    assert took == pytest.approx(weights * US, rel=0.1, abs=200 * US)
+
+
 def test_launches_of_a_gpu_are_ahead_of_it() -> None:
     cpu, cuda = (constant_costs(two_stages(SMALL, device=device)) for device in ("cpu", "cuda"))
     assert min(cpu) > 0 and cuda == [0.0, 0.0]

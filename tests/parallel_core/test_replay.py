@@ -20,8 +20,9 @@ from parallel_core.plan.cluster.store import rows
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
+from parallel_core.simulate.halves import HALVES
 from parallel_core.simulate.measured import Measured, measure
-from parallel_core.simulate.replay import FREE, HALVES, Change, plan, recut, replay
+from parallel_core.simulate.replay import FREE, Change, plan, recut, replay
 from parallel_core.spec import RunSpec
 
 ATTEMPTS = 12
