@@ -13,7 +13,7 @@ HALVES: dict[DeviceKind, float] = {"cpu": 1.06, "cuda": 1.0}
 1.10 with this engine, ZB-H1 against GPipe, 1F1B and interleaved 1F1B of a GPT 4 x 128 (`bench whatif`). A GPU reads the
 factors of each product from its memory either way."""
 LEAST_INPUT, MOST_INPUT = 0.5, 0.8
-"""Bounds of the input gradient's share of a backward (see `_halved`)."""
+"""Bounds of the input gradient's share of a backward (see `halved`)."""
 
 
 def parted(spec: RunSpec) -> list[float]:
