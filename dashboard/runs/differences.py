@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dashboard.runs import corpus_names
 from dashboard.runs.form_words import value_words
 from dashboard.runs.relevance import is_read
 from dashboard.runs.spec_fields import ENTRIES
@@ -50,7 +51,7 @@ def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
     apart = _of_some(tables)
     fields = [field for field in tables[0] if field not in apart] if tables else []
     out = [
-        Difference(field, [value_text(field, table[field]) for table in tables])
+        Difference(field, value_texts(field, [table[field] for table in tables]))
         for field in fields
         if any(table[field] != tables[0][field] for table in tables)
     ]
@@ -67,7 +68,10 @@ def _is_lacked(path: str, table: dict[str, Any]) -> bool:
     return path.startswith("model.") and not is_read(path, table.get)
 
 
-def value_text(field: str, value: Any) -> str:
-    """The value as the New run form shows it: the label of a choice, lists with commas, a cap in MiB; "none" for
-    nothing."""
-    return value_words(field, value) or "none"
+def value_texts(field: str, values: Sequence[Any]) -> list[str]:
+    """Each value as the New run form shows it: the label of a choice, lists with commas, a cap in MiB, the file of an
+    uploaded text; "none" for nothing."""
+    if field == corpus_names.LEAF:
+        names = corpus_names.names_of(values)
+        return [names[value] for value in values]
+    return [value_words(field, value) or "none" for value in values]

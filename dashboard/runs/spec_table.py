@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dashboard.runs import relevance
+from dashboard.runs import corpus_names, relevance
 from dashboard.runs.form_words import value_words
 from dashboard.runs.spec_fields import ENTRIES
 from parallel_core.faults import spelt
@@ -49,7 +49,8 @@ def groups(spec: Mapping[str, Any]) -> list[Group]:
 def _line(path: str, value: Any) -> Line:
     entry, leaf = ENTRIES.get(path), path.split(".", 1)[1]
     words = entry.label if entry else _words(leaf)
-    return Line(words, path, value_words(path, value) or "–")
+    said = corpus_names.names_of([value])[value] if path == corpus_names.LEAF else value_words(path, value)
+    return Line(words, path, said or "–")
 
 
 def _words(leaf: str) -> str:

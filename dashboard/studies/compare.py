@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from dashboard.runs import corpus_names
 from dashboard.runs.differences import Difference, flat
 from dashboard.runs.metrics import left_out
 from dashboard.runs.places import Place
@@ -53,12 +54,13 @@ def placed_apart(places: Sequence[Place]) -> list[Difference]:
 
 def unlike(specs: Sequence[RunSpec]) -> str:
     """A warning if model, batch, data or precision differ; '' if the runs are like for like."""
-    found = []
-    titles = list(dict.fromkeys(outline_of(spec.model).title for spec in specs))
+    found, read = [], [spec.train.corpus for spec in specs]
+    names = corpus_names.names_of(read)
+    told = {"model": [outline_of(spec.model).title for spec in specs], "data": [names[corpus] for corpus in read]}
     for prefix, word in UNLIKE:
         values = [{k: v for k, v in flat(spec).items() if k.startswith(prefix)} for spec in specs]
         if any(value != values[0] for value in values):
-            found.append(_named(word, titles if word == "model" else [_short(value) for value in values]))
+            found.append(_named(word, told.get(word) or [_short(value) for value in values]))
     if not found:
         return ""
     batches = len({spec.train.global_batch for spec in specs}) > 1

@@ -13,7 +13,7 @@ from django.urls import reverse
 from dashboard.fleet.models import Worker
 from dashboard.fleet.words import model_name
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs import linking
+from dashboard.runs import corpus_names, linking
 from dashboard.runs.models import Attempt, RankInfo, Run, State
 from dashboard.runs.page_tabs import TABS as RUN_TABS
 from dashboard.runs.traces import Trace
@@ -161,7 +161,9 @@ def _versions(newest: Sequence[Attempt], labels: Mapping[int, str]) -> tuple[str
 
 
 def _data(view: Overview) -> str:
-    corpora = _shared([row.spec.train.corpus for row in view.rows])
+    read = [row.spec.train.corpus for row in view.rows]
+    names = corpus_names.names_of(read)
+    corpora = _shared([names[corpus] for corpus in read])
     devices = max((row.run.devices for row in view.rows), default=0)
     return f"{held_equal([row.spec for row in view.rows], devices)}; corpus {corpora}"
 

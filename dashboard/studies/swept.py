@@ -8,7 +8,7 @@ from typing import Any
 from dashboard.charts import swept
 from dashboard.charts.chart import Chart
 from dashboard.charts.swept import Field, Quantity, Tried
-from dashboard.runs.differences import flat, value_text
+from dashboard.runs.differences import flat, value_texts
 from dashboard.runs.form_words import short_label
 from dashboard.runs.spec_fields import ends, leaves
 from dashboard.studies import sweepable
@@ -37,7 +37,7 @@ def of_overview(kind: str, view: Overview) -> dict[str, Chart]:
         return {}
     values = [_in_order([tables[row.run.pk][path] for row in rows]) for path in found]
     fields = [
-        Field(short_label(path), [value_text(path, value) for value in own], _are_numbers(own), _beyond(path, own))
+        Field(short_label(path), value_texts(path, own), _are_numbers(own), _beyond(path, own))
         for path, own in zip(found, values, strict=True)
     ]
     tried = []

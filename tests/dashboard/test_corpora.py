@@ -24,6 +24,7 @@ from dashboard.runs.choice_labels import CORPUS_LABELS
 from dashboard.runs.corpus_select import CorpusSelect
 from dashboard.runs.models import Corpus, Run, State
 from dashboard.runs.services import Invalid
+from dashboard.studies.models import Study
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -245,3 +246,19 @@ def test_samples_to_hold_out_that_a_corpus_does_not_have_are_refused(folder: Pat
         with pytest.raises(Invalid) as refused:
             submission.submit(owner=alice, spec=spec)
         assert said in refused.value.field_errors[f"train.{field}"]
+
+
+def test_pages_call_an_uploaded_text_by_its_file(folder: Path, tale: Corpus, alice: Any, reader: Client) -> None:
+    other = corpora.store(owner=alice, upload=SimpleUploadedFile("tale.txt", b"another time " * 100))
+    study = Study.objects.create(name="Texts", owner=alice, kind="listed", base=factory.BASE)
+    runs = [factory.finished(alice, study=study, train={"corpus": f"blob:{tale.sha256}"}), factory.queued(alice)]
+    runs.append(training(alice, other))
+    named = [f"tale.txt (sha256 {text.sha256[:8]})" for text in (tale, other)]
+    page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}")
+    assert page.context["unlike"] == f"Not like for like: data {named[0]} against stdlib against {named[1]}."
+    assert [list(one.values) for one in page.context["differing"]] == [[named[0], "stdlib", named[1]]]
+    assert named[0] in reader.get(f"/runs/{runs[0].pk}/?tab=spec").text
+    report = reader.get(f"/studies/{study.pk}/report/").text
+    assert named[0] in report and f"blob:{tale.sha256}" not in report
+    Corpus.objects.filter(pk=tale.pk).delete()
+    assert f"a deleted text (sha256 {tale.sha256[:8]})" in reader.get(f"/runs/{runs[0].pk}/?tab=spec").text
