@@ -93,19 +93,22 @@ class Injected:
 
 
 class LateWork:
-    """A Work of torch.distributed that ends `delay` seconds late."""
+    """A Work of torch.distributed that takes `delay` seconds longer, of which what the rank does before it waits hides
+    its part, as over a slower network."""
 
     def __init__(self, work: Any, delay: float) -> None:
-        self._work, self._until = work, time.monotonic() + delay
+        self._work, self._delay, self._started = work, delay, time.monotonic()
 
     def wait(self) -> None:
-        """Waits for the work, then until `delay` seconds have passed since it was started."""
+        """Waits for the work, whose time, and that for other ranks, is not that of the delay; then for the rest of the
+        delay."""
+        hidden = time.monotonic() - self._started
         self._work.wait()
-        time.sleep(max(0.0, self._until - time.monotonic()))
+        time.sleep(max(0.0, self._delay - hidden))
 
 
 def late(work: Any, delay: float) -> Any:
-    """Returns `work`, made to end at least `delay` seconds from now; unchanged without a delay."""
+    """Returns `work`, made to take `delay` seconds longer from now on; unchanged without a delay."""
     return LateWork(work, delay) if delay else work
 
 

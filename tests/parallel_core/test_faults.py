@@ -16,7 +16,7 @@ from parallel_core.analysis.breakdown import breakdown
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.fingerprint import ReplicasDiffer
-from parallel_core.engine.injected import Injected, SlowLink, late
+from parallel_core.engine.injected import Injected, SlowLink
 from parallel_core.engine.run import run_rank
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
@@ -194,11 +194,6 @@ def test_a_straggler_computes_as_long_as_it_says() -> None:
     assert Injected(spec.inject, 0, CpuDevice()).around(run)(Op(Kind.F, 0, 0)) == 7
     assert time.thread_time_ns() - start >= 4 * taken[0]
     assert Injected(spec.inject, 1, CpuDevice()).around(run) is run
-
-
-def test_work_that_is_not_late_is_itself() -> None:
-    work = object()
-    assert late(work, 0.0) is work
 
 
 def test_a_message_that_cannot_be_sent_fails_where_it_is_waited_for() -> None:
