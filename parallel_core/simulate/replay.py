@@ -193,8 +193,9 @@ class _Typical:
         self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
         self._any |= {kind: _scaled(cost, size) for kind in P2P if (cost := measured.median(kind))}
         moved = 1.0 if moves_as_much(before) else share
+        stays = list(zip(constant, parted(after), strict=True)) if constant else [(0.0, 1.0)] * after.parallel.stages
         self._stages = {
-            (kind, stage): resized(cost, share, constant[stage] if constant else 0.0, kind, moved)
+            (kind, stage): resized(cost, share, stays[stage][0], kind, moved, stays[stage][1])
             for kind, costs in _by_kind(measured, before, after, change.balanced, weights, bool(constant)).items()
             for stage, cost in enumerate(costs)
         }

@@ -137,6 +137,17 @@ def test_weight_gradients_of_convolutions_and_lstms_stay_in_the_first_half_of_a_
     assert took == pytest.approx(weights * US, rel=0.1, abs=200 * US)
 
 
+def test_what_a_backward_costs_however_small_stays_in_the_half_that_does_it() -> None:
+    """What B and W of the last stage of a ResNet-50 took with 8 samples in ZB-H1, where F and the backward took so long
+    with 4 in 1F1B."""
+    made = two_stages({"kind": "resnet50"}, micro_batches=8, batch=32)
+    found = measure(build(made), step(made, taking(4_190, 6_150)), Layout.of(made))
+    rows = replay(made, found, Change(schedule="zb-h1", micro_batches=4)).spans[1]
+    for kind, us in {Kind.B: 8_270, Kind.W: 100}.items():
+        took = (rows["end"] - rows["start"])[rows["kind"] == kind]
+        assert took == pytest.approx(us * US, rel=0.1, abs=100 * US)
+
+
 def test_launches_of_a_gpu_are_ahead_of_it() -> None:
     cpu, cuda = (constant_costs(two_stages(SMALL, device=device)) for device in ("cpu", "cuda"))
     assert min(cpu) > 0 and cuda == [0.0, 0.0]
