@@ -127,15 +127,17 @@ class Maker:
 
     def sharing(self, devices: Sequence[int], slower: Sequence[float] = ()) -> Sharing:
         """`devices[rank]` and `slower[rank]` for each global rank; a tensor group is as slow as its slowest rank."""
-        slowdown = {}
-        for stage in range(self._layout.stages):
-            for kind in PARTS:
-                alone, busy = self.layers.stage(stage, kind, 1), self.layers.stage(stage, kind, self._table.busy)
-                slowdown[stage, kind] = min(max(busy / alone, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN) if alone else 1.0
+        stages = range(self._layout.stages)
+        slowdown = {(stage, kind): self._slowdown(stage, kind) for stage in stages for kind in PARTS}
         bound, widths = self._bound(devices), self._layout.widths
         crowding = tuple(self._table.crowding(widths[self._layout.position(q)[0]]) for q in range(len(bound)))
         slowest = tuple(max(slower[rank] for rank in ranks) for ranks in self._walkers()) if slower else ()
         return Sharing(bound, slowdown, self._table.busy, crowding, slowest, self.network.homes)
+
+    def _slowdown(self, stage: int, kind: Kind) -> float:
+        """Slowdown of an operation's layers with all devices of the host busy."""
+        alone, busy = (self.layers.stage(stage, kind, many) for many in (1, self._table.busy))
+        return min(max(busy / alone, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN) if alone else 1.0
 
     def _bound(self, devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The devices of each pipeline rank."""
@@ -160,7 +162,7 @@ class Maker:
                 compute[stage, kind] = self.layers.stage(stage, kind, 1) + operation
                 known.waits[stage, kind] = self.layers.inside(stage, kind, Exchange.waiting)
                 known.moving[stage, kind, "tensor"] = self.layers.inside(stage, kind, Exchange.on_a_line)
-                self._ends.add_inside(stage, kind, known)
+                self._ends.add_inside(stage, kind, known, self._slowdown(stage, kind))
         for q, program in enumerate(schedule.programs):
             if self._layout.position(q)[1] == 0:  # other replicas of a place cost the same
                 self._ends.add(program, known)

@@ -161,21 +161,22 @@ class Ends:
         met = gathers + sums if by_torch(self._spec) else max(gathers, sums)
         return met + len(self._statistics(stage, kind))
 
-    def add_inside(self, stage: int, kind: Kind, known: Seconds) -> None:
+    def add_inside(self, stage: int, kind: Kind, known: Seconds, slowdown: float) -> None:
         """Adds to `known` the costs of an operation besides its layers: ZeRO-2 and 3's work around their messages,
-        ZeRO-3's parameter gathers, batch norms', and waiting for the slowest replica each time."""
+        ZeRO-3's parameter gathers, batch norms', and waiting for the slowest replica each time. The work was measured
+        with all devices busy, which slow an operation by `slowdown`: what is added is that of one alone."""
         key, seconds = (stage, kind), known.compute[stage, kind]
         known.waits[key] += lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
         placed = self._network.data(self._layout.place(stage))
         sizes = self._statistics(stage, kind)
         known.add(stage, kind, "data", (self._network.exchange("all_gather", placed, size) for size in sizes))
-        known.compute[key] += self._norm_work(stage, kind)
+        known.compute[key] += self._norm_work(stage, kind) / slowdown
         if by_torch(self._spec):
             work, more = self._fully_shard(stage, kind)
-            known.compute[key] += work
+            known.compute[key] += work / slowdown
             known.waits[key] += more
             return
-        known.compute[key] += self._zero_work(stage, kind)
+        known.compute[key] += self._zero_work(stage, kind) / slowdown
         gathers = (self._network.exchange("all_gather", placed, size) for size in self._gathers(kind))
         known.add(stage, kind, "data", gathers)
 

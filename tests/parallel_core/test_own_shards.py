@@ -29,11 +29,11 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def added(**split: object) -> float:
+def added(slower: float = 1.0, **split: object) -> float:
     """Seconds that ROWS add to a step, in a profile where only layers and ZeRO take time."""
     told = {"model": MODEL.model_dump(), "parallel": {"dp": 2, **split}, "train": {"global_batch": 16}}
     with_it, without = (
-        predict_step(RunSpec.model_validate(told), table(MODEL, own_shards=rows, links=[])).seconds
+        predict_step(RunSpec.model_validate(told), table(MODEL, slower=slower, own_shards=rows, links=[])).seconds
         for rows in (ROWS, [{**row, "forward": 0.0, "backward": 0.0} for row in ROWS])
     )
     return with_it - without
@@ -43,6 +43,7 @@ def test_each_micro_batch_pays_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallel_core.simulate.predict.require", lambda *_: None)  # links are missing on purpose
     assert added(zero=3) == pytest.approx(6.0) and added(zero=2) == pytest.approx(3.0)
     assert added(zero=3, micro_batches=4) == pytest.approx(4 * 6.0)
+    assert added(slower=1.5, zero=3) == pytest.approx(6.0), "timed with both devices busy, which layers alone are not"
     assert added(zero=3, recompute="full") == pytest.approx(9.0)
     assert added(zero=2, recompute="full") == pytest.approx(3.0), "the nearest one that was measured"
     assert added(zero=1) == added() == 0.0

@@ -117,16 +117,18 @@ def test_replicas_of_a_model_with_batch_norms_pay_for_their_statistics() -> None
 
 
 def test_norms_over_replicas_compute_for_longer_as_timed_with_zero_2() -> None:
-    def added(kind: str, **parallel: object) -> float:
+    def added(kind: str, slower: float = 1.0, **parallel: object) -> float:
         model = ModelSpec(kind=kind, width=8)  # type: ignore[arg-type]
         train = {"global_batch": 16, "steps": 5, "corpus": "digits"}
         made = RunSpec.model_validate({"model": model.model_dump(), "parallel": parallel, "train": train})
         rows = [{"zero": 2, "forward": 0.004, "backward": 0.006}]
-        return predict_step(made, table(model, own_shards=rows)).seconds - predict_step(made, table(model)).seconds
+        with_it, without = (table(model, slower=slower, own_shards=own) for own in (rows, []))
+        return predict_step(made, with_it).seconds - predict_step(made, without).seconds
 
     assert added("resnet50", dp=2) == pytest.approx(0.010, rel=0.01)
     assert added("resnet50", dp=2, micro_batches=4) == pytest.approx(0.040, rel=0.01)
     assert added("resnet50", dp=2, zero=2) == pytest.approx(0.010, rel=0.1), "once, not twice"
+    assert added("resnet50", slower=1.5, dp=2) == pytest.approx(0.010, rel=0.01), "timed with both devices busy"
     assert added("resnet50") == added("vgg16", dp=2) == 0
 
 
