@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallel_core import limits
-from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, percent_text, plural_text, seconds_text
 from parallel_core.cli.common import Subparsers, add_no_progress, read_spec, require_cores
 from parallel_core.cli.numbers import above, target, whole
 
@@ -137,7 +137,7 @@ def _slower(table: CostTable, alone: Layers) -> float:
 def _own_line(row: OwnShards) -> str:
     again = ", recomputing," if row.recompute == "full" else ""
     times = f"{seconds_text(row.forward)} to a forward and {seconds_text(row.backward)} to a backward"
-    return f"ZeRO-{row.zero}{again} adds {times}, beside its messages"
+    return f"ZeRO-{row.zero}{again} adds {times} of {plural_text(row.samples, 'sample')}, beside its messages"
 
 
 def _torchs_line(row: FullySharded) -> str:

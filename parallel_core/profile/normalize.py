@@ -97,7 +97,7 @@ def shards_at(usual: Mapping[int, float], headers: Sequence[Header]) -> list[Own
     same: dict[tuple[Any, ...], list[OwnShards]] = {}
     for header in headers:
         row = OwnShards.model_validate(header["row"]).times(_factor(usual, header["busy"], header["reference"]))
-        same.setdefault((row.zero, row.recompute), []).append(row)
+        same.setdefault((row.zero, row.recompute, row.samples), []).append(row)
     return [
         rows[0].model_copy(
             update={

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from parallel_core.profile.layers import LayerBench, draw, layer_bytes, spec_of
 from parallel_core.profile.oversubscription import MEETINGS, ratio
 from parallel_core.profile.pace_probe import PaceProbe
 from parallel_core.profile.request import ProfileRequest
+from parallel_core.profile.table import Level, OwnShards
 from parallel_core.spec import RunSpec
 
 LEAST_REPEATS, MOST_REPEATS = 3, 25
@@ -92,17 +94,26 @@ class _Rank:
         if self.device.kind != "cpu":
             return
         self._begin("ZeRO")
-        busy, samples = self.request.devices, self._middle
         for recompute in (how for how in self.request.recompute if how != "selective"):
-            for level in own_shards.LEVELS:
+            for level, samples in product(own_shards.LEVELS, own_shards.sizes(self.spec.model, self.request.samples)):
                 self._together()
-                if self.rank >= busy:
-                    continue
-                plain, pacer = self._spec(1, recompute, samples), PaceProbe(self.reference)
-                found = own_shards.measure(plain, self.device, pacer, level, self.request.seconds, self.page.moved)
-                row = {"zero": level, "recompute": recompute, "forward": found.forward, "backward": found.backward}
-                self.sink.emit("profile", about="own_shards", row=row, busy=busy, reference=found.pace)
+                if self.rank < self.request.devices:
+                    self._own_shard(self._spec(1, recompute, samples), level)
         self._together()
+
+    def _own_shard(self, plain: RunSpec, level: Level) -> None:
+        """Measures ZeRO `level` for the passes of `plain`, on as many devices at once as there are."""
+        pacer = PaceProbe(self.reference)
+        found = own_shards.measure(plain, self.device, pacer, level, self.request.seconds, self.page.moved)
+        row = OwnShards(
+            zero=level,
+            recompute=plain.parallel.recompute,
+            samples=plain.train.global_batch,
+            forward=found.forward,
+            backward=found.backward,
+        )
+        told = row.model_dump(mode="json")
+        self.sink.emit("profile", about="own_shards", row=told, busy=self.request.devices, reference=found.pace)
 
     def _fully_sharded(self, meeting: links.Meeting) -> None:
         self._begin("fully_shard")

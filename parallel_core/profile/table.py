@@ -121,11 +121,12 @@ class FullySharded(Value):
 
 
 class OwnShards(Value):
-    """Processor seconds that this engine's ZeRO (stage `zero`) adds to forward and backward of a micro-batch through
-    all layers, without its messages: hooks, views, and memory that is allocated and freed."""
+    """Processor seconds that this engine's ZeRO (stage `zero`) adds to forward and backward of a micro-batch of
+    `samples` through all layers, without its messages: hooks, views, and memory that is allocated and freed."""
 
     zero: Level
     recompute: Recompute = "none"
+    samples: Count = 1
     forward: Seconds
     backward: Seconds
 
@@ -252,10 +253,20 @@ class CostTable(Value):
         near = [(row.recompute != recompute, abs(row.tp - tp), abs(row.ranks - ranks), i) for i, row in enumerate(rows)]
         return rows[min(near)[-1]] if near else None
 
-    def by_us(self, zero: int, recompute: Recompute) -> OwnShards | None:
-        """Returns what this engine's ZeRO stage `zero` adds; None where it was not measured."""
+    def by_us(self, zero: int, recompute: Recompute, samples: int) -> OwnShards | None:
+        """Returns what this engine's ZeRO stage `zero` adds to a micro-batch of so many samples, between the numbers
+        that were measured; None where it was not."""
         rows = [row for row in self.own_shards if row.zero == zero]
-        return min(rows, key=lambda row: row.recompute != recompute, default=None)
+        how = min((row.recompute for row in rows), key=lambda known: known != recompute, default=recompute)
+        same = sorted((row for row in rows if row.recompute == how), key=lambda row: row.samples)
+        if not same:
+            return None
+        sizes = [row.samples for row in same]
+        forward, backward = (
+            float(np.interp(samples, sizes, times))
+            for times in ([row.forward for row in same], [row.backward for row in same])
+        )
+        return same[0].model_copy(update={"forward": forward, "backward": backward})
 
     def crowding(self, tp: int) -> float:
         """Returns the slowdown of tensor-parallel groups of `tp` that share devices, beyond taking turns: that of the

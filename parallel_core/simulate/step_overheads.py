@@ -184,7 +184,7 @@ class Ends:
         """Seconds of work of ZeRO-2 and 3 around their messages, by the stage's share of the layers; for a profile
         without it, only the zeroing of buckets."""
         split = self._spec.parallel
-        known = self._table.by_us(split.zero, split.recompute) if split.dp > 1 else None
+        known = self._table.by_us(split.zero, split.recompute, self._spec.micro_batch_size) if split.dp > 1 else None
         if known is None:
             elements = sum(bucket.stop - bucket.start for bucket in self._scattered(stage, kind))
             return self._table.overhead("zero", elements, self._busy) if elements else 0.0
@@ -199,7 +199,7 @@ class Ends:
         split = self._spec.parallel
         if not self._statistics(stage, kind) or (split.zero > 1 and not by_torch(self._spec)):
             return 0.0
-        known = self._table.by_us(2, split.recompute)
+        known = self._table.by_us(2, split.recompute, self._spec.micro_batch_size)
         share = len(self._layout.stage_units[stage]) / len(self._costs)
         return share * (known.forward if kind is Kind.F else known.backward) if known else 0.0
 

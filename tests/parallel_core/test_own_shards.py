@@ -50,6 +50,25 @@ def test_each_micro_batch_pays_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert added(zero=2, pp=2, micro_batches=1, schedule="gpipe") == pytest.approx(3.0), "each stage pays its share"
 
 
+def test_batch_norms_over_replicas_are_timed_with_few_samples_and_with_many() -> None:
+    model = ModelSpec(kind="resnet50", width=8)
+    assert own_shards.sizes(model, (2, 4, 8, 16)) == (2, 16)
+    assert own_shards.sizes(MODEL, (2, 4, 8, 16)) == (8,)
+    rows = [{"zero": 2, "samples": n, "forward": 1.0 + n, "backward": 5.0} for n in (16, 2)]
+
+    def norms(micro_batches: int) -> float:
+        told = {
+            "parallel": {"dp": 2, "micro_batches": micro_batches},
+            "train": {"global_batch": 16, "corpus": "digits"},
+        }
+        made = RunSpec.model_validate({"model": model.model_dump(), **told})
+        with_it, without = (predict_step(made, table(model, own_shards=own)).seconds for own in (rows, []))
+        return with_it - without
+
+    assert norms(1) == pytest.approx(1.0 + 8 + 5.0)
+    assert norms(4) == pytest.approx(4 * (1.0 + 2 + 5.0))
+
+
 def test_what_the_others_would_send_is_its_own_and_counts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((10.0, 13.0, 20.0, 21.0))
     monkeypatch.setattr(own_shards, "time", SimpleNamespace(thread_time=lambda: next(clock)))
