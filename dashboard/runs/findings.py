@@ -127,6 +127,7 @@ def case_of(run: Run, earlier: Run | None = None) -> Case:
         limit=memory_limit(run, attempt),
         others=(run.summary or {}).get("cpu_others"),
         hosts=hosts_of(attempt),
+        timed_ns=round(1e9 * ((run.summary or {}).get("timed") or {}).get("median", 0.0)),
         dropped=selectors.any_dropped(run),
         earlier=case_of(earlier) if earlier else None,
     )

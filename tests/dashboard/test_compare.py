@@ -11,7 +11,7 @@ from django.test import Client
 
 from dashboard.charts import many_lines
 from dashboard.runs.differences import differences, flat
-from dashboard.runs.models import RankInfo, Run, SeriesChunk
+from dashboard.runs.models import Run, SeriesChunk
 from dashboard.studies import compare, compare_views
 from dashboard.studies.models import Study
 from parallel_core.observe.records import POINT
@@ -262,28 +262,6 @@ def test_of_other_models_or_data_no_time_to_a_loss_is_said(reader: Client, alice
     page = reader.get(f"/compare/?runs={a.pk},{b.pk}")
     assert page.context["unlike"] and not page.context["reached"].lines
     assert page.context["rows"][1].entry.of_ideal is None, "there is no ideal for another model"
-
-
-def test_scaling_is_judged_of_quiet_runs_alone(reader: Client, alice: Any) -> None:
-    for others, found in ((0.0, True), (0.5, False)):
-        split = {"pp": 4, "schedule": "naive", "micro_batches": 4}
-        a, b = factory.finished(alice, {}), factory.finished(alice, split, cpu_others=others)
-        page = reader.get(f"/compare/?runs={a.pk},{b.pk}")
-        assert (page.context["scaling"] is not None) is found
-
-
-def test_scaling_is_not_judged_of_other_work_or_machines(reader: Client, alice: Any) -> None:
-    """More devices of another kind, or in another precision, are slower or faster by themselves."""
-    a = factory.finished(alice, {})
-    b = factory.finished(alice, {"pp": 4, "schedule": "naive", "micro_batches": 4})
-    address = f"/compare/?runs={a.pk},{b.pk}"
-    assert reader.get(address).context["scaling"] is not None
-    Run.objects.filter(pk=b.pk).update(spec={**b.spec, "train": {**b.spec["train"], "precision": "fp64"}})
-    assert reader.get(address).context["scaling"] is None
-    Run.objects.filter(pk=b.pk).update(spec=b.spec)
-    RankInfo.objects.filter(attempt__run=b).update(hello={"device": "another chip"})
-    RankInfo.objects.filter(attempt__run=a).update(hello={"device": "a chip"})
-    assert reader.get(address).context["scaling"] is None
 
 
 def test_empty_lists_of_a_spec_are_none(reader: Client) -> None:

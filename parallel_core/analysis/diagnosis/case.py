@@ -81,6 +81,8 @@ class Case:
     """Rank -> median seconds of the reference work, which never changes (`observe.reference`)."""
     checkpoints: frozenset[int] | None = None
     """Steps done at each checkpoint that is kept; None: unknown."""
+    timed_ns: int = 0
+    """Nanoseconds of the median timed step; 0 where that is not known."""
     dropped: bool = False
     """Whether steps were traced of which spans were not kept."""
 

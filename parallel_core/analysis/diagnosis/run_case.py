@@ -52,13 +52,15 @@ def case_from(
     limit: int | None,
     others: float | None,
     hosts: Sequence[str] = (),
+    timed_ns: int = 0,
     dropped: bool = False,
     earlier: Case | None = None,
 ) -> Case:
     """The run as rules see it: its spec with faults applied, its newest whole traced steps, its curves and peaks.
 
     The other fields of the case are passed on: memory `limit` in bytes, share of a device that `others` used, `hosts`
-    of the ranks, whether spans were `dropped`, and an `earlier` run to compare with.
+    of the ranks, nanoseconds of the median timed step, whether spans were `dropped`, and an `earlier` run to compare
+    with.
     """
     spec = trained(spec)
     loss_steps, loss = records.curve("loss")
@@ -83,6 +85,7 @@ def case_from(
         hosts=hosts,
         paces=paces({rank: records.curve("reference_time", rank)[1] for rank in ranks}),
         checkpoints=records.checkpoints(),
+        timed_ns=timed_ns,
         dropped=dropped,
     )
 

@@ -11,6 +11,7 @@ slow link fewer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.diagnosis import (
@@ -39,23 +40,38 @@ def check(case: Case) -> Finding | None:
         return None
     if not alike.same_sample(case.spec, before.spec):
         return None
-    kept = _rate(case) / _rate(before)
+    times = _times(case, before)
+    kept = _rate(case, times.later) / _rate(before, times.earlier)
     if kept >= LEAST:
         return None
-    should = kept * case.step_ns
-    grown = {name: case.share(name) * case.step_ns - before.share(name) * should for name in COMPONENTS}
+    should = kept * times.later
+    grown = {name: case.share(name) * times.later - before.share(name) * should for name in COMPONENTS}
     worst = max(grown, key=grown.__getitem__)
-    lost = round(case.step_ns - should)
     return Finding(
         "scaling",
         f"{percent_text(kept)} of the earlier speed is left to each of {plural_text(case.layout.world, 'device')}.",
-        f"{plural_text(before.layout.world, 'device')} took {ns_text(before.step_ns)} a traced step, "
-        f"{case.layout.world} take {ns_text(case.step_ns)}; "
+        f"{plural_text(before.layout.world, 'device')} took {ns_text(times.earlier)} {times.words}, "
+        f"{case.layout.world} take {ns_text(times.later)}; "
         f"for the same samples a device, {COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
         _cause(case, worst, grown[worst]) or _change(worst, case.spec.parallel),
-        effect_ns=lost,
+        effect_ns=round(times.later - should),
         tab="accounts",
     )
+
+
+class _Times(NamedTuple):
+    """Nanoseconds of a step of two runs, and what step that is."""
+
+    earlier: int
+    later: int
+    words: str
+
+
+def _times(case: Case, before: Case) -> _Times:
+    """All timed steps of both, as in the speedups beside this finding; the traced ones where those are not known."""
+    if before.timed_ns and case.timed_ns:
+        return _Times(before.timed_ns, case.timed_ns, "a step")
+    return _Times(before.step_ns, case.step_ns, "a traced step")
 
 
 def _cause(case: Case, grown: str, by: float) -> str:
@@ -93,6 +109,6 @@ _CHANGES = {
 }
 
 
-def _rate(case: Case) -> float:
+def _rate(case: Case, step_ns: int) -> float:
     """Samples per nanosecond and device."""
-    return case.spec.train.global_batch / case.step_ns / case.layout.world
+    return case.spec.train.global_batch / step_ns / case.layout.world
