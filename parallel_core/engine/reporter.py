@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -39,6 +38,7 @@ from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import POINT, Sink
 from parallel_core.observe.scope import Scope
 from parallel_core.observe.trace_request import TraceRequest, TraceRequests
+from parallel_core.observe.unix_time import UnixTime
 from parallel_core.plan.chips import Peak
 from parallel_core.processes import start_ticks
 from parallel_core.spec import RunSpec
@@ -62,6 +62,7 @@ class Reporter:
         self._points: dict[str, list[tuple[int, float, float]]] = {}
         self._summary = RunSummary()
         self._flushed = self._logged = 0.0
+        self._now = UnixTime()
         self._work = Work.of(spec)
         self._peak: TotalPeak | None = None
         self.clock = Clock()
@@ -142,7 +143,7 @@ class Reporter:
     ) -> None:
         """Adds the points of one step and of the `known` totals. Writes them with the first and the last step, and
         whenever FLUSH_S have passed. `took` = the step's seconds."""
-        now = time.time()
+        now = self._now()
         values = {"rank_step_time": took}
         if staleness is not None:
             values["staleness"] = staleness.mean
@@ -173,14 +174,14 @@ class Reporter:
 
     def reference(self, step: int, reading: ProbeReading) -> None:
         """Adds what the reference work after the step took."""
-        self._add(step, time.time(), {"reference_time": reading.together})
+        self._add(step, self._now(), {"reference_time": reading.together})
         self._summary.add_reference(reading)
 
     def evaluated(self, found: Evaluated) -> None:
         """Adds the held-out loss after a step, which rank 0 alone reports. Writes it where no step follows."""
         if self._rank == 0:
             log.info("step %d: held-out loss %.6g, in %.4g ms", found.step, found.loss, found.seconds * 1e3)
-            self._add(found.step, time.time(), {"eval_loss": found.loss, "eval_time": found.seconds})
+            self._add(found.step, self._now(), {"eval_loss": found.loss, "eval_time": found.seconds})
             if found.step + 1 == self._spec.train.steps:
                 self._write_points()
 
@@ -207,7 +208,7 @@ class Reporter:
         blob = b"".join(np.array(rows, dtype=POINT).tobytes() for rows in self._points.values())
         self._sink.emit("points", blob, series=[[name, len(rows)] for name, rows in self._points.items()])
         self._points.clear()
-        self._flushed = time.time()
+        self._flushed = self._now()
 
     @contextmanager
     def flushed(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from parallel_core.observe.records import LANES, SPAN
+from parallel_core.observe.unix_time import UnixTime
 from parallel_core.schedule.ir import Kind
 
 LANE_COMPUTE, LANE_P2P, LANE_COLLECTIVE, LANE_HOST = range(len(LANES))
@@ -78,6 +79,7 @@ class SpanRecorder:
         self._begin: Mark = 0
         self._end: Mark = None
         self._kept: list[_KeptStep] = []
+        self._now = UnixTime()
 
     @property
     def idle(self) -> bool:
@@ -128,7 +130,7 @@ class SpanRecorder:
         due = traced or self.step % every == every - 1
         if not due or self.total > len(rows) or not self._has_room(traced):
             return False
-        self._kept.append(_KeptStep(self.step, time.time(), rows, traced))
+        self._kept.append(_KeptStep(self.step, self._now(), rows, traced))
         return True
 
     def wait(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import parallel_core
@@ -19,7 +21,7 @@ from parallel_core.engine.reference_probe import ProbeReading
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.step_times import StepTimes
 from parallel_core.engine.stream import Staleness
-from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, FileSink, read_stream
+from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES, FileSink, read_stream
 from parallel_core.plan.chips import Peak
 from parallel_core.spec import RunSpec
 
@@ -38,6 +40,19 @@ def test_all_series_that_a_rank_emits_are_listed(rank: int, listed: set[str], tm
     points = [frame.header["series"] for frame in read_stream(tmp_path, rank) if frame.kind == "points"]
     unlike = sorted({name for each in points for name, _ in each} ^ listed)
     assert not unlike, f"list in observe/records.py what a rank adds, and nothing else: {', '.join(unlike)}"
+
+
+def test_points_go_on_when_the_clock_of_the_host_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, passed, back = (time.time(), time.monotonic()), [0.0], [0.0]
+    monkeypatch.setattr(time, "time", lambda: begun[0] + passed[0] - back[0])
+    monkeypatch.setattr(time, "monotonic", lambda: begun[1] + passed[0])
+    report = Reporter(RunSpec(), 1, FileSink(tmp_path, 1), CpuDevice())
+    for step, back[0] in enumerate((0.0, 3600.0, 3600.0)):
+        passed[0] += 1.0
+        report.step(step, [], 0.1, None, 1e-3, last=False)
+    blobs = [frame.blob for frame in read_stream(tmp_path, 1) if frame.kind == "points"]
+    times = [float(np.frombuffer(blob, POINT)["time"][0]) - begun[0] for blob in blobs]
+    assert times == pytest.approx([1.0, 2.0, 3.0], abs=1e-3)
 
 
 def _held() -> int:
