@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
 from django.test import Client
 from django.utils import timezone
 
+from dashboard.fleet.models import Worker
 from dashboard.runs import services
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_verdict import verdict
 from tests.dashboard import factory
 
@@ -62,3 +64,22 @@ def test_a_lost_run_says_once_that_it_was_lost(reader: Client, alice: Any) -> No
     factory.end(run, State.LOST, "The worker was restarted while this ran.", "worker_lost")
     said = html(reader, run)
     assert ">Lost</span>" in said and "worker lost" not in said
+
+
+def test_each_attempt_names_all_its_workers_also_one_that_was_removed(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice, {"dp": 2})
+    first = factory.start(run)
+    nodes = [{"worker": name, "devices": [0], "first_rank": i} for i, name in enumerate(("yard-a", "yard-b"))]
+    Attempt.objects.filter(pk=first.pk).update(devices=nodes, started_at=None, over=True, outcome="interrupted")
+    factory.start(run)
+    Worker.objects.all().delete()
+    rows = attempt_rows(reader.get(f"/runs/{run.pk}/?tab=events").content.decode())
+    assert [row[:2] for row in rows] == [["1", "yard-a, yard-b"], ["2", "yard-a"]]
+    assert rows[0][2] == "never" and re.fullmatch(r"\d+ \w+ [\d:]+", rows[1][2])
+
+
+def attempt_rows(page: str) -> list[list[str]]:
+    """The texts of the table of attempts, row by row."""
+    table = page.partition('aria-label="Attempts"')[2].partition("</table>")[0].partition("<tbody>")[2]
+    cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>.*?</tr>", table)]
+    return [[re.sub(r"<[^>]+>", "", cell) for cell in row] for row in cells]
