@@ -59,11 +59,16 @@ def _plural(indices: list[int]) -> str:
 
 def age_text(run: Run) -> SafeString:
     """How long the run has been queued or running; or how long ago it ended, and how long it took if it started."""
-    if run.ended_at and run.started_at:
-        took = (run.ended_at - run.started_at).total_seconds()
-        return format_html("ended {}, took {}", since(run.ended_at, "ago"), seconds_text(round(took, 1)))
     if run.ended_at:
-        return format_html("ended {}", since(run.ended_at, "ago"))
+        return format_html("ended {}{}", since(run.ended_at, "ago"), _took(run))
     if run.started_at:
         return format_html("running for {}", since(run.started_at, "span"))
     return format_html("queued {}", since(run.queued_at, "ago"))
+
+
+def _took(run: Run) -> str:
+    """`, took 8.2 s`: how long the ranks of its attempts ran, all together; '' if none ever did."""
+    ran = run.attempts.filter(started_at__isnull=False).values_list("started_at", "ended_at")
+    took = [(end - begin).total_seconds() for begin, end in ran if begin and end]
+    each = f" in {len(took)} attempts" if len(took) > 1 else ""
+    return f", took {seconds_text(round(sum(took), 1))}{each}" if took else ""

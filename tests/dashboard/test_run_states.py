@@ -58,6 +58,16 @@ def test_a_run_cancelled_in_the_queue_took_no_time(reader: Client, alice: Any) -
     assert 'data-age="ago"' in said and ", took" not in said
 
 
+def test_a_run_that_was_retried_took_as_long_as_all_its_attempts(reader: Client, alice: Any) -> None:
+    run, now = factory.queued(alice), timezone.now()
+    first, second, untaken = (factory.start(run).pk for _ in range(3))
+    factory.end(run, State.SUCCEEDED)
+    Attempt.objects.filter(pk=first).update(started_at=now - timedelta(hours=3), ended_at=now - timedelta(hours=1))
+    Attempt.objects.filter(pk=second).update(started_at=now - timedelta(minutes=30), ended_at=now)
+    Attempt.objects.filter(pk=untaken).update(started_at=None)
+    assert ", took 2 h 30 min in 2 attempts" in html(reader, run)
+
+
 def test_a_lost_run_says_once_that_it_was_lost(reader: Client, alice: Any) -> None:
     run = factory.queued(alice)
     factory.start(run)
