@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dashboard.ages import span
+from django.utils import timezone
+
+from dashboard.ages import clock, span
 from dashboard.control.finding import UNTAKEN, Wait
 from dashboard.control.hosts import NOBODY, Host, Request
 from dashboard.control.placement import plan
 from dashboard.fleet.listening import away_for, refused_sentence
 from dashboard.fleet.selectors import FleetSnapshot, hosts
 from dashboard.fleet.words import apart_text
+from dashboard.runs import resting
 from dashboard.runs.asking import Beginnings, queued_runs, requests
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.run_files import file_word
@@ -68,7 +71,17 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
     out = {pk: Waiting(_turn(ahead), ahead) for ahead, pk in enumerate(order)}
     if up_to in order[PLANNED:]:
         return told_closely(out, order[-1:])
-    return out | _planned(queued_runs(order[:PLANNED]), range(PLANNED))
+    ahead, rests = {pk: place for place, pk in enumerate(order[:PLANNED])}, _resting()
+    out |= {pk: Waiting(said, ahead[pk]) for pk, said in rests.items() if pk in ahead}
+    awake = queued_runs([pk for pk in ahead if pk not in rests])
+    return out | _planned(awake, [ahead[run.pk] for run in awake])
+
+
+def _resting() -> dict[int, str]:
+    """What runs wait for that rest: the placement passes them over meanwhile."""
+    now = timezone.now()
+    why = "UTC at the earliest, as the network between its hosts was interrupted."
+    return {pk: f"Starts at {clock(at, now)} {why}" for pk, at in resting.until(now).items()}
 
 
 def told_closely(waits: dict[int, Waiting], runs: Iterable[int]) -> dict[int, Waiting]:

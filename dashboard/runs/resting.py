@@ -25,8 +25,8 @@ def rest_s(run: int) -> int:
     return min(FIRST_S << (in_a_row - 1), MOST_S) if in_a_row else 0
 
 
-def awake(order: Sequence[int], now: datetime) -> list[int]:
-    """Those of the queued runs, by id, that do not rest at `now`, in their order."""
+def until(now: datetime) -> dict[int, datetime]:
+    """When the queued runs that rest at `now` may be tried again, by id."""
     recent = Attempt.objects.filter(
         ended_at__gt=now - timedelta(seconds=MOST_S), cause=WORKER_LOST, run__state=State.QUEUED
     )
@@ -34,5 +34,11 @@ def awake(order: Sequence[int], now: datetime) -> list[int]:
     for run, at in recent.values_list("run", "ended_at"):
         if at is not None:
             ended[run] = max(at, ended.get(run, at))
-    resting = {run for run, at in ended.items() if now < at + timedelta(seconds=rest_s(run))}
+    ends = {run: at + timedelta(seconds=rest_s(run)) for run, at in ended.items()}
+    return {run: at for run, at in ends.items() if now < at}
+
+
+def awake(order: Sequence[int], now: datetime) -> list[int]:
+    """Those of the queued runs, by id, that do not rest at `now`, in their order."""
+    resting = until(now)
     return [run for run in order if run not in resting]

@@ -6,13 +6,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
+from dashboard.ages import clock
 from dashboard.control import multi_host, sweeps
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.runs import resting, selectors, services
 from dashboard.runs.models import Attempt, Run, SpanChunk, State
+from dashboard.runs.queue import waiting
 from dashboard.runs.turns import queue_order
 from tests.dashboard.fake_worker import Peer, points_frame, spans_frame, spec
 from tests.dashboard.test_control import state_of, until
@@ -178,6 +181,9 @@ def test_retries_are_not_used_up_while_the_network_between_hosts_is_away(
         assert resting.awake(order, lost.ended_at + timedelta(seconds=rest)) == order
         controller._sweep()
         assert state_of(attempt.run) == State.QUEUED, "although both hosts are free"
+        at = clock(lost.ended_at + timedelta(seconds=rest), timezone.now())
+        said = waiting(Run.objects.get(pk=attempt.run_id)).sentence
+        assert said == f"Starts at {at} UTC at the earliest, as the network between its hosts was interrupted."
         Attempt.objects.filter(pk=lost.pk).update(ended_at=lost.ended_at - timedelta(seconds=rest))
 
         def both() -> None:
