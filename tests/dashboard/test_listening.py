@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from dashboard.runs.models import Run, State
 from dashboard.runs.queue import everyone_waiting
 from dashboard.runs.submission import assess
 from tests.dashboard import factory
+from tests.dashboard.database_file import ROOT, env_of
 from tests.dashboard.fake_worker import Peer, spec
 from tests.dashboard.test_control import started, state_of, submit, until
 
@@ -91,6 +93,15 @@ def test_the_health_check_is_the_stamp(controller: Controller) -> None:
     ControllerState.objects.update(listened_at=timezone.now() - timedelta(seconds=listening.AWAY_S + 5))
     with pytest.raises(CommandError):
         call_command("controller", "--check")
+
+
+def test_without_a_database_the_health_check_says_so_in_a_sentence(tmp_path: Path) -> None:
+    """As before the first start of a yard, or while PostgreSQL is away."""
+    env = env_of(tmp_path, f"unix://{tmp_path}/nobody")
+    command = [sys.executable, "manage.py", "controller", "--check"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("CommandError: The database cannot be asked: no such table")
 
 
 def test_the_health_check_loads_no_controller() -> None:

@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import Error
 
 from dashboard.fleet.listening import is_at_work
 
@@ -21,12 +22,11 @@ class Command(BaseCommand):
         parser.add_argument("--take-over", action="store_true", help=how)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if options["check"]:
-            if not is_at_work():
-                raise CommandError("The controller has not listened to the workers of late.")
-            return
-        if options["take_over"]:
-            self._take_over()
+        if options["check"] or options["take_over"]:
+            try:
+                (self._check if options["check"] else self._take_over)()
+            except Error as error:
+                raise CommandError(f"The database cannot be asked: {error}") from None
             return
         from dashboard.control.claim import Claimed
         from dashboard.control.controller import Controller  # most of a second, which the health check does without
@@ -42,6 +42,10 @@ class Command(BaseCommand):
             controller.run()
         except Claimed as error:  # what keeps it running starts it again
             raise CommandError(str(error)) from None
+
+    def _check(self) -> None:
+        if not is_at_work():
+            raise CommandError("The controller has not listened to the workers of late.")
 
     def _take_over(self) -> None:
         import redis
