@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
@@ -17,6 +18,8 @@ def _say(sentence: str) -> None:
 
 
 def main() -> int:
+    what = "A worker of a yard. Its settings are variables of the environment: docs/deploy.md lists them."
+    argparse.ArgumentParser("python -m workers", description=what).parse_args()  # an option would be ignored otherwise
     die_with_told_parent()
     try:
         settings = Settings.from_env()

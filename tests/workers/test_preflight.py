@@ -91,3 +91,11 @@ def test_a_setting_that_cannot_be_used_ends_it_with_a_sentence(tmp_path: Path, e
     whole = {**os.environ, "TRAINYARD_HOME": str(tmp_path), "REDIS_URL": "redis://127.0.0.1:9/0", **env}
     done = subprocess.run([sys.executable, "-m", "workers"], cwd=ROOT, env=whole, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith(words) and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("asked", "code", "words"), [("--help", 0, "docs/deploy.md"), ("--name", 2, "--name")])
+def test_it_is_told_nothing_by_arguments_and_says_so(tmp_path: Path, asked: str, code: int, words: str) -> None:
+    whole = {**os.environ, "TRAINYARD_HOME": str(tmp_path), "REDIS_URL": "redis://127.0.0.1:9/0"}
+    command = [sys.executable, "-m", "workers", asked]
+    done = subprocess.run(command, cwd=ROOT, env=whole, capture_output=True, text=True, timeout=30)
+    assert done.returncode == code and words in done.stdout + done.stderr
