@@ -32,7 +32,9 @@ def take(raw: Any, settings: Settings, devices: Sequence[Device]) -> tuple[Folde
         return None
     try:
         folder.save(Meta(message=raw))
-        return folder, with_beginning(read_command(raw, settings.name, devices), settings)
+        command = read_command(raw, settings.name, devices)
+        log.info("attempt %d is attempt %d of run %d", number, command.message["number"], command.message["run"])
+        return folder, with_beginning(command, settings)
     except Refused as error:
         return folder, ending.refused(str(error))
     except Exception as error:  # such as a full disk, or a folder of checkpoints that may not be read

@@ -33,6 +33,13 @@ def test_a_run_succeeds_and_all_of_it_arrives(bench: Bench) -> None:
         assert {"hello", "points", "summary"} <= set(kinds(data))
 
 
+def test_the_log_says_which_run_an_attempt_is_of(bench: Bench) -> None:
+    """Pages name runs, and every other line of the log the attempt alone."""
+    attempt = bench.send(tiny(), run=77)
+    bench.wait_end(attempt)
+    assert f"attempt {attempt} is attempt 1 of run 77" in bench.log()
+
+
 def test_states_are_told_in_order_and_the_end_comes_last(bench: Bench) -> None:
     attempt = bench.send(tiny())
     bench.wait_end(attempt)
