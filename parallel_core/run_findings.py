@@ -38,6 +38,8 @@ class _RankFacts:
     def __init__(self, records: RankRecords) -> None:
         self.peak: int | None = None
         """Of the newest metered step, in bytes."""
+        self.device: int | None = None
+        """Its number, as in `hello`."""
         self.phases: dict[str, int] = {}
         """Phase -> step at which it began."""
         self.kept: list[int] = []
@@ -63,6 +65,8 @@ class _RankFacts:
                         self._curves[name] += rows
             case "memory":
                 self.peak = int(header["peak_total"])
+            case "hello":
+                self.device = header.get("number")
             case "phase":
                 self.phases[header["phase"]] = int(header["step"])
             case "checkpoint":
@@ -100,6 +104,9 @@ class _RunFacts:
 
     def peaks(self) -> Mapping[int, int]:
         return {rank: facts.peak for rank, facts in enumerate(self._ranks) if facts.peak is not None}
+
+    def devices(self) -> Mapping[int, int | None]:
+        return {rank: facts.device for rank, facts in enumerate(self._ranks)}
 
     def first_timed(self) -> int:
         """As rank 0 recorded it; after a resume there is another warm-up."""

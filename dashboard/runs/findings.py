@@ -20,7 +20,7 @@ from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose, unjudged
 from parallel_core.analysis.diagnosis.case import Step
 from parallel_core.analysis.diagnosis.place import Place, place
-from parallel_core.analysis.diagnosis.run_case import case_from
+from parallel_core.analysis.diagnosis.run_case import case_from, together
 from parallel_core.analysis.quantities import bytes_text, ns_text, significant
 from parallel_core.observe.observed_steps import first_timed
 from parallel_core.spec import RunSpec
@@ -133,6 +133,12 @@ def case_of(run: Run, earlier: Run | None = None) -> Case:
     )
 
 
+def together_of(run: Run) -> int:
+    """The most ranks of the run that share a device."""
+    records = _StoredRecords(run, RunSpec.stored(run.spec))
+    return together(records.devices(), hosts_of(selectors.attempt_of(run)))
+
+
 @dataclass(frozen=True)
 class _StoredRecords:
     """The records of a run in the database."""
@@ -146,6 +152,9 @@ class _StoredRecords:
 
     def peaks(self) -> Mapping[int, int]:
         return {rank: record.peak_total for rank, record in selectors.memory(self.run).items()}
+
+    def devices(self) -> Mapping[int, int | None]:
+        return {rank: info.hello.get("number") for rank, info in selectors.ranks(self.run).items()}
 
     def first_timed(self) -> int:
         return first_timed(self.spec, selectors.traced_from(self.run))

@@ -12,6 +12,7 @@ from django.urls import reverse
 
 from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
+from dashboard.runs.findings import together_of
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from dashboard.runs.whatif_replay import CannotReplay, answer, chart, ideas, replayable
@@ -20,7 +21,7 @@ from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.quantities import plural_text, ratio_text, sentence_text, step_text
 from parallel_core.analysis.waits import gathers_aside
 from parallel_core.simulate.ideal_limit import ideal_limit
-from parallel_core.simulate.replay import ASSUMED, FREE, GATHERS_ASIDE, Change, Replay, replay
+from parallel_core.simulate.replay import ASSUMED, FREE, GATHERS_ASIDE, TAKE_TURNS, Change, Replay, replay
 
 
 def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,10 +42,16 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "settles": not Prediction.objects.filter(run=run, disturbed=True, left_out="").exists(),
         "ideas": ideas(trace),
         "check": check(times.unchanged, times.measured),
-        "assumed": f"{ASSUMED} {GATHERS_ASIDE}" if gathers_aside(trace.spans) else ASSUMED,
+        "assumed": _assumed(trace),
         "times": times,
         "whatif_step": trace.step,
     }
+
+
+def _assumed(trace: Trace) -> str:
+    """What a replay of the step assumes."""
+    more = [(gathers_aside(trace.spans), GATHERS_ASIDE), (together_of(trace.run) > 1, TAKE_TURNS)]
+    return " ".join([ASSUMED, *(words for true, words in more if true)])
 
 
 def run_address(run: Run, change: Change, made: Replay) -> str:

@@ -87,6 +87,7 @@ class Reporter:
             start_ticks=start_ticks(os.getpid()),
             device=self._device.name,
             sharing=self._device.sharing,
+            number=self._device.number(),
             host=socket.gethostname(),
             stage=place.place,
             replica=place.replica,

@@ -44,6 +44,11 @@ GATHERS_ASIDE = (
     "work: free or faster links leave them as they are, and a faster device shortens them."
 )
 """Added for a step of which `waits.gathers_aside` is true."""
+TAKE_TURNS = (
+    "Ranks took turns on shared devices here, and the replay gives each a device of its own: whatever has them work "
+    "at the same time instead of waiting is predicted too fast."
+)
+"""Added for a step of ranks that share devices."""
 
 
 @dataclass(frozen=True)

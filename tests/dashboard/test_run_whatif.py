@@ -10,10 +10,10 @@ import pytest
 from django.test import Client
 
 from dashboard.runs import whatif_replay, whatif_words
-from dashboard.runs.models import Run, SpanChunk
+from dashboard.runs.models import RankInfo, Run, SpanChunk
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.replay import GATHERS_ASIDE, Change, Replay
+from parallel_core.simulate.replay import GATHERS_ASIDE, TAKE_TURNS, Change, Replay
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain, unmarked
@@ -174,6 +174,16 @@ def test_gathers_on_a_stream_of_their_own_are_said_to_count_as_work(
         chunk.save()
     client.force_login(alice)
     assert (GATHERS_ASIDE in tab(client, run, "tab=whatif")) == said
+
+
+def test_ranks_that_took_turns_on_a_device_are_said_to_get_one_each(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    client.force_login(alice)
+    for number, said in ((0, True), (1, False)):
+        for info in RankInfo.objects.filter(attempt__run=run):
+            info.hello["number"] = number * info.rank
+            info.save()
+        assert (TAKE_TURNS in tab(client, run, "tab=whatif")) == said
 
 
 def test_a_step_that_was_cut_is_not_replayed(client: Client, alice: Any) -> None:

@@ -112,6 +112,8 @@ def _untraced(case: Case) -> str:
 
 
 def _not_replayed(case: Case) -> str:
+    if case.together > 1:
+        return "ranks that take turns on a device cannot be replayed"
     if not case.spec.parallel.flushes:
         return "a pipeline that never flushes cannot be replayed"
     return "the step is too long to be replayed" if case.too_long else "its spans do not suffice to replay it"

@@ -81,6 +81,8 @@ class Case:
     """Rank -> median seconds of the reference work, which never changes (`observe.reference`)."""
     checkpoints: frozenset[int] | None = None
     """Steps done at each checkpoint that is kept; None: unknown."""
+    together: int = 1
+    """The most ranks that share a device, on which they take turns."""
     timed_ns: int = 0
     """Nanoseconds of the median timed step; 0 where that is not known."""
     dropped: bool = False
@@ -138,8 +140,9 @@ class Case:
     @cached_property
     def typical(self) -> Measured | None:
         """Costs of the traced step whose length is nearest the median. None if it cannot be replayed: incomplete, too
-        long, or of a pipeline that never flushes, whose steps are parts of a stream."""
-        if not self.traced or self.too_long or not self.spec.parallel.flushes:
+        long, of a pipeline that never flushes, whose steps are parts of a stream, or of ranks that share devices: where
+        one waits another computes, and a replay would fill that time once more."""
+        if not self.traced or self.too_long or self.together > 1 or not self.spec.parallel.flushes:
             return None
         nearest = int(np.abs(np.array(self.lengths) - self.step_ns).argmin())
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -28,6 +29,9 @@ class RunRecords(Protocol):
 
     def peaks(self) -> Mapping[int, int]:
         """Rank -> bytes at the peak of its newest metered step."""
+
+    def devices(self) -> Mapping[int, int | None]:
+        """Rank -> number of its device, as in its `hello`; None where it did not tell."""
 
     def first_timed(self) -> int:
         """The first step behind the warm-up of the attempt whose steps were traced."""
@@ -83,11 +87,19 @@ def case_from(
         lr=records.curve("lr")[1],
         rate_before=records.rate_before(),
         hosts=hosts,
+        together=together(records.devices(), hosts),
         paces=paces({rank: records.curve("reference_time", rank)[1] for rank in ranks}),
         checkpoints=records.checkpoints(),
         timed_ns=timed_ns,
         dropped=dropped,
     )
+
+
+def together(devices: Mapping[int, int | None], hosts: Sequence[str]) -> int:
+    """The most ranks on one device; `hosts`: that of each rank, if there are several."""
+    known = {rank: number for rank, number in devices.items() if number is not None}
+    on = Counter((hosts[rank] if hosts else "", number) for rank, number in known.items())
+    return max(on.values(), default=1)
 
 
 def _newest_whole(records: RunRecords, world: int) -> list[Step]:

@@ -53,7 +53,7 @@ def check(case: Case) -> Finding | None:
         f"{plural_text(before.layout.world, 'device')} took {ns_text(times.earlier)} {times.words}, "
         f"{case.layout.world} take {ns_text(times.later)}; "
         f"for the same samples a device, {COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
-        _cause(case, worst, grown[worst]) or _change(worst, case.spec.parallel),
+        _turns(case) or _cause(case, worst, grown[worst]) or _change(worst, case.spec.parallel),
         effect_ns=round(times.later - should),
         tab="accounts",
     )
@@ -72,6 +72,13 @@ def _times(case: Case, before: Case) -> _Times:
     if before.timed_ns and case.timed_ns:
         return _Times(before.timed_ns, case.timed_ns, "a step")
     return _Times(before.step_ns, case.step_ns, "a traced step")
+
+
+def _turns(case: Case) -> str:
+    """What to do where ranks share devices: what one waits another computes, so nothing else makes them faster."""
+    if case.together == 1:
+        return ""
+    return f"Give each rank a core or GPU of its own, or use fewer: up to {case.together} of them take turns on one."
 
 
 def _cause(case: Case, grown: str, by: float) -> str:
