@@ -59,7 +59,7 @@ def series(
     `pause`).
     """
     parts, _ = _merged(_chunks(run, name, rank), since_step, _begun(run, name))
-    points = _joined(parts) if pauses else _end_to_end(parts)
+    points = _joined(parts, pauses=pauses)
     return _series(points[points["step"] > since_step], buckets)
 
 
@@ -219,16 +219,14 @@ Part = tuple[int, np.ndarray]
 """(number of the attempt, points)."""
 
 
-def _joined(parts: Sequence[Part]) -> np.ndarray:
-    return np.concatenate([np.empty(0, POINT), *(points for _, points in parts)])
-
-
-def _end_to_end(parts: Sequence[Part]) -> np.ndarray:
-    """The parts of `_merged`, those of each later attempt moved to follow the ones before."""
+def _joined(parts: Sequence[Part], *, pauses: bool = True) -> np.ndarray:
+    """The parts of `_merged`, one after another. Without `pauses`, those of each later attempt are moved to follow the
+    ones before; so they are where they would else begin before these, by the clock of another host."""
     held = np.empty(0, POINT)
     for _, own in groupby(parts, key=itemgetter(0)):
         points = np.concatenate([part for _, part in own])
-        points["time"] -= pause(held, points)
+        if not pauses or (len(held) and len(points) and points["time"][0] < held["time"][-1]):
+            points["time"] -= pause(held, points)
         held = np.concatenate([held, points])
     return held
 

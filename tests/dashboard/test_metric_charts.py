@@ -57,6 +57,17 @@ def test_a_series_of_stages_is_one_chart_with_a_line_for_each(alice: Any) -> Non
     assert (meta["lines"], meta["begins"]) == ([0, 1], "1:0,1:0")
 
 
+def test_seconds_do_not_go_back_where_a_later_host_has_an_earlier_clock(alice: Any) -> None:
+    run = factory.queued(alice)
+    for first, begins in ((0, 5000.0), (3, 1400.0)):
+        rows = np.zeros(5, POINT)
+        rows["step"], rows["time"] = first + np.arange(5), begins + np.arange(5)
+        about = {"rank": 0, "name": "loss", "first_step": first, "last_step": first + 4, "count": 5}
+        SeriesChunk.objects.create(attempt=factory.start(run), data=rows.tobytes(), **about)
+    chart = next(chart for chart in metric_charts.metrics(run) if chart.key == "loss")
+    assert chart.figure["layout"]["meta"]["axes"]["seconds"][0] == list(range(8))
+
+
 def test_lines_of_stages_grow_by_their_own_points(alice: Any) -> None:
     run, _ = stream(alice, 5, 4)
     live = metric_charts.points_since(run, 2)
