@@ -14,7 +14,7 @@ from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.form_words import in_ended_words
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.own_ahead import OwnAhead, own_ahead
-from dashboard.runs.page_fix import fix
+from dashboard.runs.page_fix import NO_SPACE, fix
 from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.skips import skipped
@@ -84,6 +84,8 @@ def cause_of(run: Run) -> str:
     """Why the run ended, in few words; '' if it has not ended, or its state says why."""
     if run.state == State.LOST:
         return ""
+    if NO_SPACE in run.detail:
+        return "a full disk"
     named = next((words for error, words in OF_ERRORS.items() if f"{error}: " in run.detail), "")
     return named or CAUSES.get(run.cause, run.cause)
 

@@ -50,6 +50,15 @@ def test_data_that_are_not_those_it_began_with_are_no_error_in_the_code(reader: 
     assert "Clone it once the right data are where its worker reads them." in said
 
 
+def test_a_full_disk_is_no_error_in_the_code(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    detail = "Rank 0 ended with exit code 5 (No space left on device for its records) at step 25 in forward."
+    factory.end(run, State.FAILED, detail, "user_code")
+    said = html(reader, run)
+    assert "Failed: a full disk" in said and "an error in the training code" not in said
+
+
 def test_a_run_cancelled_in_the_queue_took_no_time(reader: Client, alice: Any) -> None:
     run = factory.queued(alice)
     Run.objects.filter(pk=run.pk).update(queued_at=timezone.now() - timedelta(hours=5))
