@@ -71,8 +71,8 @@ class Folder:
         knows only what was saved before."""
         try:
             self.save(meta)
-        except OSError:
-            log.exception("attempt %d: its state cannot be stored", self.attempt)
+        except OSError as error:
+            log.error("attempt %d: its state cannot be stored: %s", self.attempt, error)
 
     def load(self) -> Meta:
         """What was saved; an empty Meta if the worker died between the claim and the first save."""

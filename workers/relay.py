@@ -83,9 +83,9 @@ class Followed:
         self.saved_at = time.monotonic()
         try:
             self.folder.save_published({f"{channel}:{rank}": at for (channel, rank), at in self.offsets.items()})
-        except OSError:
+        except OSError as error:
             if not self.unsaved:
-                log.exception("attempt %d: how far it was published cannot be stored", self.folder.attempt)
+                log.error("attempt %d: how far it was published cannot be stored: %s", self.folder.attempt, error)
             self.unsaved = True
         else:
             self.dirty = self.unsaved = False

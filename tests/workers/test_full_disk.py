@@ -173,6 +173,21 @@ def test_an_order_that_fails_ends_neither_the_relay_nor_the_orders_behind_it(set
     assert done == [6]
 
 
+def test_what_a_full_disk_does_not_take_is_a_line_of_the_log(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    claimed = Folder.claim(settings.attempts, 5)
+    assert claimed
+    monkeypatch.setattr(folder, "write_json", no_space)
+    claimed.try_save(Meta())
+    Followed(claimed, {}, {}, dirty=True).save(force=True)
+    full = "[Errno 28] No space left on device"
+    assert [(line.getMessage(), line.exc_info) for line in caplog.records] == [
+        (f"attempt 5: its state cannot be stored: {full}", None),
+        (f"attempt 5: how far it was published cannot be stored: {full}", None),
+    ]
+
+
 def test_an_order_that_cannot_be_taken_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: Any) -> NoReturn:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "checkpoints")
