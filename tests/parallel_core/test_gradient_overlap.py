@@ -15,6 +15,7 @@ def test_a_sum_may_begin_when_the_first_of_its_layers_is_done() -> None:
     """
     sums = [Bucket(0, 8, ("2.1", "2.0")), Bucket(8, 16, ("1.0",)), Bucket(16, 24, ("0.1", "embed.token.weight"))]
     assert early(sums, {0: 1.0, 1: 2.0, 2: 4.0}) == [3.0, 1.0, 0.0]
+    assert early([Bucket(0, 8, ("2.1", "1.0"))], {0: 1.0, 1: 2.0, 2: 4.0}) == [1.0], "two layers: the first counts"
     assert early([Bucket(0, 8, ("5.0",))], {0: 1.0, 1: 2.0}) == [3.0], "a layer of a stage whose backward ended earlier"
 
 
