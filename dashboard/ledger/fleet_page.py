@@ -33,6 +33,7 @@ from parallel_core.analysis.quantities import (
     significant,
     slower_text,
 )
+from parallel_core.outline import outline_of
 from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.plan.room import FRAMEWORK, Room
 from parallel_core.searches.splits import Answer, FeasibleSplit
@@ -153,7 +154,19 @@ class FleetPage:
         alone = next((split for split in able if split.devices == 1), best)
         gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone != best else ""
         memory = f"Least memory: {least.name}, {bytes_text(least.memory)} with {named(self._optimizer)}."
-        return [first + gain, memory]
+        return [first + gain, memory, *self._normed()]
+
+    def _normed(self) -> list[str]:
+        """That times alone do not decide between splits with other numbers of micro-batches, where these decide what a
+        batch norm sees."""
+        norms = outline_of(RunSpec.stored(self.profile.spec).model).norms
+        many = {split.spec.get("parallel", {}).get("micro_batches", 1) for split in self.found.able}
+        if not norms or len(many) < 2:
+            return []
+        return [
+            f"Its {norms} batch norms see one micro-batch at a time: splits with other numbers of micro-batches train "
+            "something else."
+        ]
 
     @property
     def each(self) -> str:

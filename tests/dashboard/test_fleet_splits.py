@@ -1,0 +1,31 @@
+"""What is said of the splits for this fleet besides their times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.fleet.models import Worker
+from dashboard.ledger.models import Profile
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+from tests.dashboard.plain import plain
+from tests.dashboard.run_analyst import answered
+
+pytestmark = pytest.mark.django_db
+NORMED = "splits with other numbers of micro-batches train something else"
+
+
+def test_times_alone_do_not_decide_what_batch_norms_see(
+    member: Client, worker: Worker, alice: Any, profile: Profile
+) -> None:
+    model, train = {"kind": "resnet50", "width": 2}, {"global_batch": 8, "corpus": "digits"}
+    made = factory.profiled(alice, worker, RunSpec.model_validate({"model": model, "train": train}))
+    said = [
+        plain(answered(member, f"/partition/fleet/?profile={each.pk}&devices=1").content.decode())
+        for each in (made, profile)
+    ]
+    assert f"Its 53 batch norms see one micro-batch at a time: {NORMED}." in said[0]
+    assert "2 micro-batches" in said[1] and NORMED not in said[1]
