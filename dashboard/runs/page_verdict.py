@@ -56,7 +56,11 @@ CAUSES = {
     "not_finite": "loss not finite",
     "time_limit": "time limit",
 }
-OF_ERRORS = {"ReplicasDiffer": "replicas differ", "CorpusError": "the data it reads"}
+OF_ERRORS = {
+    "ReplicasDiffer": "replicas differ",
+    "CorpusError": "the data it reads",
+    "CheckpointError": "a checkpoint or weights",
+}
 """Causes by the class of a rank's error, which stands in the detail."""
 
 

@@ -50,6 +50,15 @@ def test_data_that_are_not_those_it_began_with_are_no_error_in_the_code(reader: 
     assert "Clone it once the right data are where its worker reads them." in said
 
 
+def test_a_checkpoint_that_cannot_be_read_is_no_error_in_the_code(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    detail = "Rank 0 failed before its first step in building: CheckpointError: The checkpoint step-8 is damaged."
+    factory.end(run, State.FAILED, detail, "user_code")
+    said = html(reader, run)
+    assert "Failed: a checkpoint or weights" in said and "an error in the training code" not in said
+
+
 def test_a_full_disk_is_no_error_in_the_code(reader: Client, alice: Any) -> None:
     run = factory.queued(alice)
     factory.start(run)
