@@ -153,6 +153,15 @@ def drop(settings: Settings, run: int, identity: RunIdentity | None = None) -> N
             folder.rename(folder.with_name(f"{DROPPED}{folder.name}-{time.time_ns()}"))
 
 
+def unfound(settings: Settings) -> str:
+    """Which checkpoints of this worker no run finds any more, as a sentence: those saved before it was given a
+    folder for them; '' if there are none."""
+    earlier = settings.home / "checkpoints"
+    if earlier == settings.checkpoints or not any(earlier.glob("[0-9]*")):
+        return ""
+    return f"No run finds the checkpoints in {earlier}: move them to {settings.checkpoints} (TRAINYARD_CHECKPOINTS)."
+
+
 class Dropped(Periodic):
     """Deletes the folders that `drop` renamed, also in an earlier life of the worker: one after another, in a thread of
     its own, as that may take long."""

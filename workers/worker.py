@@ -13,7 +13,7 @@ from parallel_core.file_lock import FileLock
 from parallel_core.observe.spool import Spool
 from workers import preflight
 from workers.calibration import Calibration
-from workers.checkpoints import Dropped
+from workers.checkpoints import Dropped, unfound
 from workers.contract import HEARTBEAT_S
 from workers.heartbeat import Heartbeat
 from workers.host_watch import HostWatch
@@ -42,6 +42,8 @@ class Worker:
         self.settings = settings
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = _lock(settings)
+        if said := unfound(settings):
+            log.warning("%s", said)
         self.host = HostWatch.of(settings)
         outage = Outage()
         self.relay = Relay(Publisher(settings, outage), self._ended_published, Spool(settings.spool_bytes))

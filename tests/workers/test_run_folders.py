@@ -4,6 +4,7 @@ yards share."""
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +16,10 @@ from parallel_core.checkpoint.manifest import FILE, CheckpointError, Manifest
 from parallel_core.spec import RunSpec
 from tests.workers.harness import tiny
 from workers import checkpoints
-from workers.checkpoints import Beginning, begin
+from workers.checkpoints import Beginning, begin, unfound
 from workers.contract import RunIdentity, StartMessage
 from workers.settings import Settings
+from workers.worker import Worker
 
 SPEC = RunSpec.model_validate(tiny(20))
 OURS, THEIRS = "0a" * 8, "0b" * 8
@@ -141,3 +143,18 @@ def test_a_uid_leads_to_no_other_folder(settings: Settings) -> None:
             at(settings, 7, 1, whose(uid, 7))
         with pytest.raises(CheckpointError, match="is none"):
             checkpoints.drop(settings, RUN, whose(uid, 7))
+
+
+def test_a_worker_says_which_checkpoints_no_run_finds_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its folder of checkpoints was set after it had saved some."""
+    alone = Settings("a", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)
+    shared = replace(alone, shared_checkpoints=tmp_path / "shared")
+    assert unfound(alone) == unfound(shared) == ""
+    (alone.checkpoints / "7-ab").mkdir(parents=True)
+    assert unfound(alone) == ""
+    Worker(shared)
+    assert [line.getMessage() for line in caplog.records] == [
+        f"No run finds the checkpoints in {alone.checkpoints}: move them to {tmp_path}/shared (TRAINYARD_CHECKPOINTS)."
+    ]
