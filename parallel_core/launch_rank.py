@@ -9,6 +9,7 @@ import os
 import platform
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -147,7 +148,8 @@ def _log_to(path: Path, keep: int | None) -> None:
     kept = 3 if keep is None else keep
     os.closerange(3, kept)
     os.closerange(kept + (keep is not None), min(limit, 65536))
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+    logging.Formatter.converter = time.gmtime  # hosts may be in several time zones; pages are in UTC, too
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)sZ %(message)s", force=True)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 

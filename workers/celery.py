@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from typing import Any
 
 from celery import Celery, bootsteps, signals
@@ -71,6 +72,8 @@ app.conf.update(
     },
 )
 
+# In UTC, as the yard's other logs and its pages are, wherever this host is.
+logging.Formatter.converter = time.gmtime
 # Celery would log this every two seconds of an outage; `Outage` logs its beginning and its end.
 logging.getLogger(consumer.__name__).addFilter(lambda record: record.msg != consumer.CONNECTION_ERROR)
 

@@ -83,7 +83,7 @@ class Bench:
 
     def start_worker(self, **env: str) -> None:
         own = {"REDIS_URL": self.url, "TRAINYARD_HOME": str(self.home), "TRAINYARD_WORKER_NAME": NAME}
-        given, self.worker_env = {"TRAINYARD_CPU_DEVICES": "2", **env}, env
+        given, self.worker_env = {"TRAINYARD_CPU_DEVICES": "2", "TZ": "JST-9", **env}, env
         with (self.home / "worker.log").open("ab") as log:
             self.worker = subprocess.Popen(
                 [sys.executable, "-m", "workers"], cwd=ROOT, env={**os.environ, **own, **given}, stdout=log, stderr=log

@@ -5,7 +5,9 @@ killed.
 from __future__ import annotations
 
 import os
+import re
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,18 @@ def test_the_log_says_which_run_an_attempt_is_of(bench: Bench) -> None:
     attempt = bench.send(tiny(), run=77)
     bench.wait_end(attempt)
     assert f"attempt {attempt} is attempt 1 of run 77" in bench.log()
+
+
+def test_worker_and_ranks_log_in_utc_wherever_their_host_is(bench: Bench) -> None:
+    attempt = bench.send(tiny())
+    bench.wait_end(attempt)
+    ranks = (bench.folder / "attempts" / str(attempt) / "log-0.txt").read_text()
+    lines = [(bench.log(), rf"(.*),\d+: .* attempt {attempt}: succeeded"), (ranks, r"(.*),\d+Z step 0: ")]
+    for text, line in lines:
+        found = re.search(line, text)
+        assert found, text
+        at = datetime.fromisoformat(found[1].lstrip("[")).replace(tzinfo=UTC)
+        assert abs(datetime.now(UTC) - at) < timedelta(hours=1), found[0]
 
 
 def test_states_are_told_in_order_and_the_end_comes_last(bench: Bench) -> None:
