@@ -38,6 +38,16 @@ def listed(name: str, default: str = "") -> list[str]:
     return [value for part in os.environ.get(name, default).split(",") if (value := part.strip())]
 
 
+def database(url: str) -> Any:
+    """The database that a URL names. The message about one that names none never has its password."""
+    try:
+        return dj_database_url.parse(url, conn_max_age=0)
+    except ValueError:
+        raise ImproperlyConfigured(
+            "DATABASE_URL must be such as postgres://user:password@host:5432/name, with a port by its number."
+        ) from None
+
+
 DEBUG = flag("DEBUG", False)
 SECRET_KEY = os.environ.get("SECRET_KEY", DEFAULT_SECRET)
 if SECRET_KEY.strip() in ("", DEFAULT_SECRET) and not DEBUG and not flag("TRAINYARD_TESTING", False):
@@ -126,7 +136,7 @@ connection for ever, and a quarter of an hour on one over which packets are lost
 which one controller works. Options in DATABASE_URL count before these."""
 # The file is named without a URL, in which some characters of a path would mean something else.
 DATABASES: dict[str, Any] = {
-    "default": dj_database_url.parse(url, conn_max_age=0)
+    "default": database(url)
     if (url := os.environ.get("DATABASE_URL"))
     else {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Home(HOME).database)}
 }

@@ -151,6 +151,28 @@ def test_what_would_be_matched_by_no_request_is_refused_at_the_start(name: str, 
     assert f"{name} takes {right}, not '{value}'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "name", "value"),
+    [
+        (["-m", "dashboard.yard.prepare"], "LOG_LEVEL", "loud"),
+        (["-m", "dashboard.yard.prepare"], "ALLOWED_HOSTS", "https://yard.example.org"),
+        (["-m", "dashboard.yard.prepare"], "DATABASE_URL", "postgres://yard:p4ssword@host:port/yard"),
+        (["manage.py", "controller"], "TRAINYARD_THIN_AFTER_DAYS", "never"),
+        (["manage.py", "analyst"], "DATABASE_URL", "host/p4ssword"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named_without_a_stack_trace(
+    command: list[str], name: str, value: str, tmp_path: Path
+) -> None:
+    own = {"DJANGO_SETTINGS_MODULE": "dashboard.settings", "TRAINYARD_HOME": str(tmp_path)}
+    env = {**os.environ, "SECRET_KEY": "secret", **own, name: value}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=env, input="", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and name in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and "p4ssword" not in done.stderr
+
+
 @pytest.mark.parametrize("names", ["", "yard.example.org"])
 def test_the_health_check_and_the_workers_are_let_in_whatever_people_type(names: str) -> None:
     text = interpolate(COMPOSE, dict.fromkeys(SECRETS, "secret") | {"ALLOWED_HOSTS": names})

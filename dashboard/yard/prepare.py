@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import cache
 
 import django
+from django.core.exceptions import ImproperlyConfigured
 
 from dashboard.yard.compact import compact
 from dashboard.yard.sign_in import CHECK, CHOSEN, NO_ADMIN, PREPARE_AND_CHECK, PREPARED
@@ -170,7 +171,10 @@ def keep_worker_token(secret: str) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
-    django.setup()
+    try:
+        django.setup()
+    except ImproperlyConfigured as error:
+        raise SystemExit(f"Not started: {error}") from None
     given = sys.stdin.read().strip()
     asked = sys.argv[1:]
     if asked != [CHECK]:
