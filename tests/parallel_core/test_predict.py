@@ -116,6 +116,34 @@ def test_replicas_of_a_model_with_batch_norms_pay_for_their_statistics() -> None
     assert 0.5 < ratio < 1.1
 
 
+def test_statistics_are_two_numbers_of_four_bytes_for_each_channel_of_each_replica() -> None:
+    model = ModelSpec(kind="resnet50", width=8)
+
+    def gathered(micro_batches: int) -> float:
+        """Seconds of all gathers of a step at a microsecond a byte, where nothing else that is sent takes time."""
+        split = {"dp": 2, "micro_batches": micro_batches}
+        train = {"global_batch": 16, "corpus": "digits"}
+        made = RunSpec.model_validate({"model": model.model_dump(), "parallel": split, "train": train})
+        costs = [(("all_reduce", 0.0), ("all_gather", byte_s)) for byte_s in (1e-6, 0.0)]
+        links = [[{"what": what, "ranks": 2, "time": curve(0.0, each)} for what, each in pair] for pair in costs]
+        slow, free = (predict_step(made, table(model, links=each)).seconds for each in links)
+        return slow - free
+
+    both_ways = 2 * 3_320 * 2 * 2 * 4 * 1e-6
+    assert gathered(2) - gathered(1) == pytest.approx(both_ways, rel=1e-6), "the gather of the norm is once in a step"
+
+
+def test_a_profile_that_timed_no_zero_has_each_micro_batch_pay_for_the_zeroing_of_buckets() -> None:
+    def added(**parallel: object) -> float:
+        """Seconds that zeroing takes in a step at a microsecond an element."""
+        slow, free = (table(MODEL, fixed={"zero": {1: curve(0.0, each)}}) for each in (1e-6, 0.0))
+        return predicted(slow, dp=2, **parallel) - predicted(free, dp=2, **parallel)
+
+    more = added(zero=2, micro_batches=4) - added(zero=2)
+    assert more == pytest.approx(3e-6 * parameter_count(MODEL), rel=0.03), "with their padding"
+    assert added(micro_batches=4) == pytest.approx(added()), "gradients that are whole are zeroed once"
+
+
 def test_norms_over_replicas_compute_for_longer_as_timed_with_zero_2() -> None:
     def added(kind: str, slower: float = 1.0, **parallel: object) -> float:
         model = ModelSpec(kind=kind, width=8)  # type: ignore[arg-type]
