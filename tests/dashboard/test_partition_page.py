@@ -290,16 +290,21 @@ def test_others_are_held_against_as_many_devices_as_yours_take(profile: Profile,
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "heading", "told"),
     [
-        ({"cuts": "9,2"}, "Cuts must rise"),
-        ({"cuts": "x"}, "Cuts: Whole numbers"),
-        ({"profile": "77"}, "Choose a finished profile"),
+        ({"cuts": "9,2"}, "These cuts cannot be", "Cuts must rise"),
+        ({"cuts": "x"}, "These cuts cannot be", "Cuts: Whole numbers"),
+        ({"cuts": "2", "replicas": "2-1-1"}, "These cuts cannot be", "2 stages need 2 numbers"),
+        ({"samples": "4000"}, "These values cannot be", "more than the batch"),
+        ({"profile": "77"}, "There is no such profile", "Choose a finished profile"),
     ],
 )
-def test_what_cannot_be_is_said(profile: Profile, member: Client, asked: dict[str, str], told: str) -> None:
+def test_what_cannot_be_is_said(
+    profile: Profile, member: Client, asked: dict[str, str], heading: str, told: str
+) -> None:
     page = member.get("/partition/", {"profile": str(profile.pk), **asked})
     assert page.status_code == 200 and told in page.content.decode()
+    assert f"<h2>{heading}</h2>" in page.content.decode()
 
 
 def test_who_may_only_look_is_led_to_no_form_that_refuses(member: Client, reader: Client, profile: Profile) -> None:
