@@ -14,7 +14,7 @@ from dashboard.plans import judge_page, scenarios
 from dashboard.plans.forms import said
 from dashboard.plans.judge_forms import LETTERS, query, read_forms, wrong_count
 from dashboard.plans.views import answered, framed
-from dashboard.studies.breakages import BREAKAGES
+from dashboard.studies import breakages
 
 
 @require_safe
@@ -52,5 +52,5 @@ def common(request: HttpRequest) -> HttpResponse:
 @require_safe
 def gallery(request: HttpRequest) -> HttpResponse:
     """Ready cases, each with its verdict."""
-    broken = {"breakages": BREAKAGES, "may_submit": may_submit(request.user)}
+    broken = {"breakages": breakages.offered(), "may_submit": may_submit(request.user)}
     return render(request, "plans/scenarios.html", framed("scenarios", cards=scenarios.cards(), **broken))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.studies import services, variants
@@ -109,11 +110,21 @@ def plan(breakage: Breakage) -> Plan:
     return Plan(tuple(kept), tuple(skipped))
 
 
+def offered() -> list[tuple[Breakage, str]]:
+    """Every scenario, with why this fleet cannot run all three of its runs; '' if it can."""
+    fleet = FleetSnapshot.now()
+    return [(breakage, _refusal(feasible(plan(breakage), fleet))) for breakage in BREAKAGES]
+
+
+def _refusal(made: Plan) -> str:
+    return f"{made.skipped[0].name}: {made.skipped[0].reason}" if made.skipped else ""
+
+
 def create(*, owner: Any, breakage: Breakage) -> Study:
     """Queues the study. Raises Invalid if this fleet cannot run all three, PermissionDenied as `services.create`."""
     made = feasible(plan(breakage))
-    if made.skipped:
-        raise Invalid({"plan": f"{made.skipped[0].name}: {made.skipped[0].reason}"})
+    if why := _refusal(made):
+        raise Invalid({"plan": why})
     asked = {"scenario": breakage.key, "timed_steps": TIMED_STEPS}
     base = {"model": MODEL, "train": {"global_batch": BATCH}}
     return services.create(owner=owner, name=breakage.title, new=services.NewStudy(KIND, base, made, asked))

@@ -46,6 +46,8 @@ def test_a_card_queues_its_study(client: Client, alice: Any, bob: Any) -> None:
     page = client.get(reverse("plans:scenarios")).content.decode()
     assert all(breakage.title in page for breakage in BREAKAGES) and "Reproduce it here" in page
     factory.worker(devices=1)
+    page = client.get(reverse("plans:scenarios")).content.decode()
+    assert "Reproduce it here" not in page and page.count("This fleet cannot run it. Broken") == len(BREAKAGES)
     refused = client.post("/studies/break/naive", follow=True).content.decode()
     assert "Broken" in refused and not Study.objects.exists()
     factory.worker("yard-b", devices=2)
