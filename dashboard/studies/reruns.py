@@ -69,17 +69,28 @@ def cancelled(every: Iterable[Run]) -> list[Run]:
 
 
 def offer(every: Iterable[Run]) -> str:
-    """The text of the button: `Run the 2 disturbed and the one cut off again`; '' if there is nothing to repeat."""
+    """The text of the button: `Run the 2 disturbed and the one cut off again`; '' if there is nothing that can be
+    repeated."""
     listed = list(every)
-    counts = ((len(disturbed(listed)), "disturbed"), (len(cut_off(listed)), "cut off"))
+    counts = ((_possible(disturbed(listed)), "disturbed"), (_possible(cut_off(listed)), "cut off"))
     named = [_so_many(count, what) for count, what in counts if count]
     return f"Run {' and '.join(named)} again" if named else ""
 
 
 def unfinished(every: Iterable[Run]) -> str:
-    """The text of the button that goes on with a study; '' if no run was cancelled."""
-    count = len(cancelled(every))
+    """The text of the button that goes on with a study; '' if no run was cancelled that can be repeated."""
+    count = _possible(cancelled(every))
     return f"Run {_so_many(count, 'cancelled')}" if count else ""
+
+
+def _possible(found: Iterable[Run]) -> int:
+    """How many of the runs can be run again, as what they began from was not deleted."""
+    return sum(not _is_orphan(run) for run in found)
+
+
+def _is_orphan(run: Run) -> bool:
+    """Whether the run from whose checkpoint it began was deleted."""
+    return run.resume_run_id is None and bool(run.resume_step or run.generates)
 
 
 def _so_many(count: int, what: str) -> str:
@@ -202,7 +213,7 @@ def _fleet_check(run: Run, fleet: FleetSnapshot, on: RunOn) -> FleetCheck:
 
 def _is_refused(run: Run, study: Study, user: Any, fleet: FleetSnapshot, why: dict[int, str]) -> bool:
     """Whether the run cannot be queued again today; `why` gets the reason."""
-    if run.resume_run_id is None and (run.resume_step or run.generates):
+    if _is_orphan(run):
         why[run.pk] = "the run from whose checkpoint it began was deleted."
     elif errors := _refusal(run, study, user, fleet):
         why[run.pk] = " ".join(errors.values())

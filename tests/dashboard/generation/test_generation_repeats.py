@@ -74,7 +74,9 @@ def test_cancelled_runs_are_queued_again_with_their_task(client: Client, study: 
     assert [(run.name, run.task, run.resume_step) for run in queued] == [(name, task, 20) for name in NAMES[1:]]
 
 
-def test_nothing_is_queued_again_from_a_checkpoint_that_is_gone(study: Study, source: Run, alice: Any) -> None:
+def test_nothing_is_queued_again_from_a_checkpoint_that_is_gone(
+    client: Client, study: Study, source: Run, alice: Any
+) -> None:
     for run in study.runs.all():
         services.request_cancel(run=run, user=alice)
     Checkpoint.objects.all().delete()
@@ -82,7 +84,12 @@ def test_nothing_is_queued_again_from_a_checkpoint_that_is_gone(study: Study, so
     assert reruns.run_again(study=study, user=alice, which=reruns.cancelled, refused=refused) == []
     said = reruns.by_name(refused)
     assert list(said) == NAMES and "has no checkpoint at step 20" in said["TP 2"]
+    button, gone = f"Run the {len(NAMES)} cancelled", "from a run that was deleted since"
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    assert button in page and gone not in page
     removal.delete(runs=[source.pk], user=alice)
+    page = client.get(f"/studies/{study.pk}/").content.decode()
+    assert button not in page and gone in page
     refused.clear()
     assert reruns.run_again(study=study, user=alice, which=reruns.cancelled, refused=refused) == []
     assert set(refused.values()) == {"the run from whose checkpoint it began was deleted."}
