@@ -92,8 +92,11 @@ def test_a_run_that_left_at_its_time_limit_says_so_and_can_be_resumed(client: Cl
     assert (run.state, run.retries_left) == (State.SUCCEEDED, 0) and run.events.filter(text=said).exists()
     client.force_login(alice)
     page = html(client, run)
-    assert said.replace("train.max_minutes", "“Time limit”") in plain(page)
+    in_words = said.replace("train.max_minutes", "“Time limit”")
+    assert in_words in plain(page)
     assert 'id="resume"' in page and "time limit" in page
+    for listed in (html(client, run, "?tab=events"), client.get(reverse("runs:list")).content.decode()):
+        assert in_words in plain(listed) and "train.max_minutes" not in listed
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) -> None:

@@ -10,7 +10,8 @@ from django.forms import BoundField
 from django.forms.boundfield import BoundWidget
 
 from dashboard.ages import since
-from dashboard.runs.models import Run
+from dashboard.runs.form_words import in_ended_words
+from dashboard.runs.models import ENDED, Attempt, Event, Run
 from dashboard.runs.page_verdict import disturbance, target_of
 from parallel_core.analysis import quantities
 from parallel_core.model_spec import ModelSpec
@@ -36,6 +37,20 @@ def number_text(value: Any) -> str:
 def loss_text(run: Run) -> str:
     """The newest loss; in words if it is not finite."""
     return "not finite" if run.diverged else number_text(run.loss)
+
+
+@register.filter
+def end_words(ended: Run | Attempt) -> str:
+    """The detail of a run or an attempt, with fields called as in forms."""
+    return in_ended_words(ended.detail, ended.cause)
+
+
+@register.filter
+def event_words(event: Event) -> str:
+    """The text of an event; where it is the end of an attempt, as `end_words`."""
+    if event.attempt is None or event.kind not in ENDED:
+        return event.text
+    return in_ended_words(event.text, event.attempt.cause)
 
 
 @register.filter
