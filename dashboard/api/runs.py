@@ -117,8 +117,9 @@ def list_runs(
     page: PageNumber = 1,
     per_page: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Any:
-    """Runs, newest first unless sorted otherwise. `meta` has count, page, per_page. `q`: in their name, strategy,
-    tags or notes, or their number; a term such as `train.lr=0.003` finds runs with that value of the spec."""
+    """Runs, newest first unless sorted otherwise; by step time, throughput or memory, those that have not succeeded
+    come after those that have. `meta` has count, page, per_page. `q`: in their name, strategy, tags or notes, or their
+    number; a term such as `train.lr=0.003` finds runs with that value of the spec."""
     if wrong := field_terms.parse(q.strip()).wrong:
         raise services.Invalid({"q": " ".join(wrong)})
     require_owner(owner)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import F, Q, QuerySet
+from django.db.models import Case, F, Q, QuerySet, Value, When
 
 from dashboard.numbers import number
 from dashboard.runs import field_terms
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
 from dashboard.runs.tag_lookups import tag_contains, tag_is
 
 
@@ -54,10 +54,13 @@ SORTS = {
 
 _ALWAYS = ("id", "name", "state", "owner", "strategy", "devices", "created")
 """Sorts by columns that every row has: without a place for rows that lack one, an index can give the order."""
+_MEASURED = ("step_time", "tokens_per_s", "memory")
+"""Sorts by what runs are measured by: one that failed or goes on may have it of a few steps alone."""
 
 
 def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
-    """Runs that match, in the order of `filters.sort`; rows without a value come last."""
+    """Runs that match, in the order of `filters.sort`; rows without a value come last, and before them, in the order of
+    a measure, those of runs that have not succeeded."""
     runs = Run.objects.select_related("owner", "study")
     search = field_terms.parse(filters.q)
     runs = runs.filter(*search.conditions)
@@ -88,4 +91,10 @@ def _order(sort: str) -> tuple[Any, ...]:
     name = sort.lstrip("-") if sort.lstrip("-") in SORTS else "id"
     column, last = F(SORTS[name]), None if name in _ALWAYS else True
     first = column.desc(nulls_last=last) if sort.startswith("-") else column.asc(nulls_last=last)
-    return (first, "-pk")
+    return (*([_placed(SORTS[name])] if name in _MEASURED else ()), first, "-pk")
+
+
+def _placed(column: str) -> Case:
+    return Case(
+        When(**{f"{column}__isnull": True}, then=Value(2)), When(state=State.SUCCEEDED, then=Value(0)), default=1
+    )

@@ -143,10 +143,10 @@ def table_of(request: HttpRequest, few: Few, said: Iterable[str]) -> Table:
 
 
 def _by_value(rows: Sequence[Row], value: Value, down: bool) -> list[Row]:
-    """What has no number is last in both orders."""
+    """What has no number is last in both orders, and before it what has not succeeded: its steps may be few."""
     found = [(value(row), row) for row in rows]
     known = [(number, row) for number, row in found if number is not None and math.isfinite(number)]
-    known.sort(key=lambda one: -one[0] if down else one[0])
+    known.sort(key=lambda one: (not one[1].entry.done, -one[0] if down else one[0]))
     listed = {row.run.pk for _, row in known}
     return [*(row for _, row in known), *(row for row in rows if row.run.pk not in listed)]
 

@@ -57,6 +57,15 @@ def test_a_heading_sorts_and_what_has_no_number_is_last(reader: Client, study: S
     assert names(reader.get(f"{address}?sort=nothing").content.decode()) == names(plain)
 
 
+def test_a_run_that_failed_is_not_the_fastest(reader: Client, study: Study) -> None:
+    quick = factory.finished(study.owner, study=study, position=8, name="way 8")
+    told(quick, 0.01)
+    Run.objects.filter(pk=quick.pk).update(state="failed", cause="user_code", detail="It broke.")
+    address = f"/studies/{study.pk}/"
+    assert names(reader.get(f"{address}?sort=step").content.decode()) == ["way 10", "way 20", "way 0", "way 8", "way 9"]
+    assert names(reader.get(f"{address}?sort=-step").content.decode())[:1] == ["way 0"]
+
+
 def test_compare_and_live_updates_have_the_order_of_the_address(reader: Client, study: Study) -> None:
     runs = ",".join(str(run.pk) for run in study.runs.order_by("pk"))
     page = reader.get(f"/compare/?runs={runs}&sort=-step").content.decode()

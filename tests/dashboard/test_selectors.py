@@ -84,6 +84,15 @@ def test_sorting_puts_rows_without_a_value_last(alice: Any) -> None:
     assert b.loss is None
 
 
+def test_a_run_that_has_not_succeeded_is_neither_fastest_nor_smallest(alice: Any) -> None:
+    for name, state, value in (("a", "succeeded", 2), ("b", "failed", 1), ("c", "running", 3), ("d", "queued", None)):
+        values = {"step_time": value, "memory_peak": value, "tokens_per_s": value and 4 - value}
+        Run.objects.filter(pk=submit(alice, name=name).pk).update(state=state, **values)
+    order = lambda sort: [run.name for run in selectors.list_runs(Filters(sort=sort))]  # noqa: E731
+    assert order("step_time") == order("memory") == order("-tokens_per_s") == ["a", "b", "c", "d"]
+    assert order("-step_time") == order("-memory") == order("tokens_per_s") == ["a", "c", "b", "d"]
+
+
 # Series
 
 
