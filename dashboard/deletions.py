@@ -1,4 +1,4 @@
-"""Says in the log who deleted what: the events of a run go with it."""
+"""Says in the log who deleted what, as the events of a run go with it, and who renamed a study, which has no events."""
 
 from __future__ import annotations
 
@@ -20,3 +20,10 @@ def note(user: Any, *deleted: Any) -> None:
     ]
     for line in lines:
         transaction.on_commit(partial(log.info, line))
+
+
+def note_name(user: Any, renamed: Any, before: str) -> None:
+    """Says that the row has another name than `before`, once the caller's transaction is committed."""
+    who, what = user.get_username(), f"{renamed._meta.verbose_name} {renamed.pk}, {before!r}"
+    line = f"{who} renamed {what}, of {renamed.owner.get_username()}: {renamed.name!r}"
+    transaction.on_commit(partial(log.info, line))

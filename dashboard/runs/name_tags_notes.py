@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from parallel_core import limits
-from parallel_core.analysis.quantities import count_text
+from parallel_core.analysis.quantities import count_text, listed_text
 
 MAX_TAGS = 20
 MAX_TAG = 40
@@ -53,3 +54,21 @@ def words_errors(name: str, tags: list[str]) -> dict[str, str]:
     elif any(len(tag) > MAX_TAG for tag in tags):
         errors["tags"] = f"A tag has at most {MAX_TAG} characters."
     return errors
+
+
+def changes_text(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What somebody did who changed these of a run's name, clean tags and notes, and what the first two were: `renamed
+    it to “b”, instead of “a”; changed its notes`; '' if all are the same."""
+    changed = [field for field, value in after.items() if value != before[field]]
+    return "; ".join(_CHANGES[field](before[field], after[field]) for field in changed)
+
+
+_CHANGES: Mapping[str, Callable[[Any, Any], str]] = {
+    "name": lambda before, after: f"renamed it to “{after}”, instead of “{before}”",
+    "tags": lambda before, after: f"changed its tags to {_tags(after)}, instead of {_tags(before)}",
+    "notes": lambda before, after: "changed its notes",
+}
+
+
+def _tags(tags: Sequence[str]) -> str:
+    return listed_text([f"“{tag}”" for tag in tags]) or "none"

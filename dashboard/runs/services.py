@@ -16,11 +16,10 @@ from pydantic import ValidationError
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Prediction
-from dashboard.live.announce import announce
 from dashboard.runs import priority as levels
 from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
-from dashboard.runs.name_tags_notes import clean_notes, clean_tags, notes_errors, words_errors
+from dashboard.runs.name_tags_notes import changes_text, clean_notes, clean_tags, notes_errors, words_errors
 from parallel_core import limits
 from parallel_core.analysis.quantities import sentence_text, step_text
 from parallel_core.faults import sentences
@@ -247,7 +246,7 @@ def request_cancel(*, run: Run, user: Any) -> Run:
 def edit(
     *, run: Run, user: Any, name: str | None = None, tags: Sequence[str] | None = None, notes: str | None = None
 ) -> Run:
-    """Renames and re-tags, and replaces the notes. None leaves a value as it is, also if somebody has changed it since
+    """Renames and re-tags, and replaces the notes, with an Event. None leaves a value as it is, also one changed since
     the run was read. Raises PermissionDenied or Invalid, and Http404 if the run has been deleted since."""
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may change it.")
@@ -259,12 +258,21 @@ def edit(
         errors["name"] = "A run needs a name."
     if errors:
         raise Invalid(errors)
-    if values and not Run.objects.filter(pk=run.pk).update(**values):
-        raise Http404(f"run {run.pk} has been deleted")
+    if values:
+        _write_words(run.pk, values, user)
     for field, value in values.items():
         setattr(run, field, value)
-    announce(run.pk, run.study_id, "state")
     return run
+
+
+@transaction.atomic
+def _write_words(pk: int, values: dict[str, Any], user: Any) -> None:
+    run = Run.objects.select_for_update(no_key=True).filter(pk=pk).first()
+    if run is None:
+        raise Http404(f"run {pk} has been deleted")
+    Run.objects.filter(pk=pk).update(**values)
+    if said := changes_text({field: getattr(run, field) for field in values}, values):
+        states.record(run, "edited", f"{user.get_username()} {said}.", actor=user)
 
 
 def _parse(spec: dict[str, Any]) -> tuple[RunSpec | None, dict[str, str]]:

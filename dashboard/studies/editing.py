@@ -7,6 +7,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
+from dashboard import deletions
 from dashboard.accounts.roles import may_change
 from dashboard.runs import queueing
 from dashboard.runs.name_tags_notes import clean_notes, notes_errors
@@ -42,7 +43,10 @@ def edit(
             errors |= refused.field_errors
         if errors:
             raise Invalid(errors)
+        before = study.name
         for field, value in values.items():
             setattr(study, field, value)
         study.save(update_fields=tuple(values))
+        if study.name != before:
+            deletions.note_name(user, study, before)
     return study

@@ -118,6 +118,16 @@ def test_rename(run: Run, alice: Any) -> None:
     services.edit(run=run, user=alice, name="second", tags=["c"], notes=" as\r\nplanned ")
     run.refresh_from_db()
     assert (run.name, run.tags, run.notes) == ("second", ["c"], "as\nplanned")
+    services.edit(run=run, user=alice, tags=["c", "d"], notes="as\nplanned")
+    services.edit(run=run, user=alice, tags=["c", "d"])
+    assert [(event.text, event.actor) for event in run.events.filter(kind="edited")] == [
+        (
+            "alice renamed it to “second”, instead of “first”; changed its tags to “c”, instead of “a”, “b” and “c”; "
+            "changed its notes.",
+            alice,
+        ),
+        ("alice changed its tags to “c” and “d”, instead of “c”.", alice),
+    ]
     with pytest.raises(services.Invalid) as caught:
         services.edit(run=run, user=alice, name="  ", tags=[], notes="")
     assert list(caught.value.field_errors) == ["name"]
