@@ -9,21 +9,23 @@ from typing import Any
 from django.db import transaction
 
 log = logging.getLogger(__name__)
+CALLED = {"corpus": "text"}
+"""Kinds of rows that pages call otherwise than the database does."""
 
 
 def note(user: Any, *deleted: Any) -> None:
     """Says it of each row, by its kind, number, name and owner, once the caller's transaction is committed. To be
     called before the rows are deleted."""
-    lines = [
-        f"{user.get_username()} deleted {row._meta.verbose_name} {row.pk}, {row.name!r}, of {row.owner.get_username()}"
-        for row in deleted
-    ]
-    for line in lines:
+    for line in [f"{user.get_username()} deleted {_named(row, row.name)}" for row in deleted]:
         transaction.on_commit(partial(log.info, line))
 
 
 def note_name(user: Any, renamed: Any, before: str) -> None:
     """Says that the row has another name than `before`, once the caller's transaction is committed."""
-    who, what = user.get_username(), f"{renamed._meta.verbose_name} {renamed.pk}, {before!r}"
-    line = f"{who} renamed {what}, of {renamed.owner.get_username()}: {renamed.name!r}"
+    line = f"{user.get_username()} renamed {_named(renamed, before)}: {renamed.name!r}"
     transaction.on_commit(partial(log.info, line))
+
+
+def _named(row: Any, name: str) -> str:
+    kind = str(row._meta.verbose_name)
+    return f"{CALLED.get(kind, kind)} {row.pk}, {name!r}, of {row.owner.get_username()}"

@@ -322,6 +322,6 @@ def test_the_log_says_who_deleted_what_and_renamed_a_study(
         f"{who} deleted run {alone.pk}, 'alone', {of}",
         f"{who} deleted study {study.pk}, 'yours', {of}",
         f"{who} deleted run {inside.pk}, 'two\\nlines', {of}",
-        f"{who} deleted corpus {text.pk}, 'tale.txt', {of}",
+        f"{who} deleted text {text.pk}, 'tale.txt', {of}",
         f"{who} deleted trace {trace.pk}, 'rank0.json', {of}",
     ]
