@@ -1,6 +1,7 @@
 """What the rules of `parallel_core.analysis.diagnosis` find in a run.
 
-They are cached: of a run that has ended until more of it arrives, of one that goes on for some seconds.
+They are cached: of a run that has ended until more of it arrives or a checkpoint of it goes, of one that goes on for
+some seconds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 from django.core.cache import cache
+from django.db.models import Count, Sum
 
 from dashboard.once import once
 from dashboard.runs import selectors
@@ -81,7 +83,9 @@ def findings(run: Run, wait: bool = True) -> Findings:
 def _key(run: Run, newest: int | None) -> str:
     """Of a run that goes on, without its step: it is judged anew only after FRESH_S, and all browsers share that."""
     step = run.step if run.state in ENDED else run.loss is None
-    return f"findings-why:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{newest}:{step}:{bool(run.summary)}"
+    left = run.checkpoints.aggregate(Count("pk"), Sum("step")) if run.state in ENDED else {}
+    about = f"{newest}:{step}:{bool(run.summary)}:{':'.join(map(str, left.values()))}"
+    return f"findings-why:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{about}"
 
 
 def _judged(run: Run, newest: int | None) -> _Kept:

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dashboard.control.summary import store_summary
 from dashboard.fleet.models import Worker
-from dashboard.runs.models import Attempt, Cursor, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Corpus, Cursor, Run, State
 from dashboard.studies import answer_cache
 from dashboard.studies.models import Study
 from tests.dashboard import factory
@@ -127,6 +127,15 @@ def test_a_late_byte_another_attempt_and_other_hosts_make_it_anew(study: Study, 
     worker.devices = [{**device, "memory_used": 5} for device in worker.devices]
     worker.save()
     assert not made(), "a heartbeat that changes only loads"
+    last = Attempt.objects.latest("pk")
+    kept = Checkpoint.objects.create(run=last.run, attempt=last, worker="yard-a", step=9, bytes=1, seconds=0.1)
+    assert made(), "a checkpoint"
+    kept.delete()
+    kept = Checkpoint.objects.create(run=last.run, attempt=last, worker="yard-a", step=19, bytes=1, seconds=0.1)
+    assert made(), "another checkpoint instead"
+    text = Corpus.objects.create(owner=alice, name="tale.txt", sha256="0" * 64, size=3)
+    assert made(), "a text whose name is told"
+    text.delete()
     study.runs.all()[0].delete()
     assert made(), "one run fewer"
     Study.objects.filter(pk=study.pk).update(name="Other")

@@ -100,8 +100,13 @@ def test_a_run_that_goes_on_is_not_judged_anew_at_every_step(alice: Any, monkeyp
     assert judged == [20, 21], "another step was traced"
     factory.end(run, State.SUCCEEDED)
     run.refresh_from_db()
+    kept = Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=10, bytes=1, seconds=0.1)
     findings.findings(run)
     assert len(judged) == 3, "its end is judged, too"
+    kept.delete()
+    findings.findings(run)
+    findings.findings(run)
+    assert len(judged) == 4, "a finding may say which checkpoint is left"
 
 
 def test_a_traced_step_is_analysed_once_for_the_sentence_on_top(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
