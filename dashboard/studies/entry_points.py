@@ -43,6 +43,11 @@ ENTRY_POINTS = (
         "#breakages",
     ),
     EntryPoint(
+        "Why is one of my runs faster than another?",
+        "Compare: tick runs in the list to see what differs, where the time went, and their losses.",
+        "runs:list",
+    ),
+    EntryPoint(
         "How many layers fit on my devices?",
         "The most that each strategy holds, found by real runs, next to the prediction.",
         "studies:new",

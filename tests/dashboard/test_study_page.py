@@ -211,6 +211,7 @@ def test_the_list_leads_to_the_page_that_answers_each_other_question(
         led = member or not entry_point.queues
         assert (f'href="{entry_point.address}"' in page) is led is (answer.status_code == 200)
         assert not place or f'id="{place}"' in answer.content.decode()
+    assert "Compare" in page, "it is in no menu"
 
 
 def test_many_studies_do_not_hide_the_other_questions_below_them(reader: Client, alice: Any) -> None:
