@@ -15,6 +15,7 @@ from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.once import once
 from dashboard.runs import selectors
+from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, MemoryRecord, Run
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.names import CATEGORY_NAMES
@@ -93,13 +94,15 @@ def _tied(run: Run, step: int) -> str:
 
 
 def _finding(run: Run, step: int, found: Step) -> str:
-    """What the step consists of, in a sentence, cached for longer than the step itself; of one that is far off the
-    run's median, that too, since it does not stand for the run."""
+    """What the step consists of, in a sentence, cached for longer than the step itself; with the rank that is a
+    straggler, and of a step that is far off the run's median, that too, since it does not stand for the run."""
     said = once(f"finding-of-step:{selectors.arrived(run, step)}", lambda: _found(found, step), KEPT_S)
+    slow = [one.finding.rank for one in findings(run, wait=False).cards if one.finding.rule == "straggler"]
+    parts = [f"rank {rank} is a straggler" for rank in slow]
     median = (run.summary.get("timed") or {}).get("median")
-    if not median or abs(length(found.spans) / 1e9 / median - 1) <= ODD:
-        return said
-    return f"{said.removesuffix('.')}; the median step takes {seconds_text(median)}."
+    if median and abs(length(found.spans) / 1e9 / median - 1) > ODD:
+        parts.append(f"the median step takes {seconds_text(median)}")
+    return f"{'; '.join([said.removesuffix('.'), *parts])}." if parts else said
 
 
 def _found(found: Step, number: int) -> str:

@@ -20,7 +20,7 @@ from dashboard.runs.page_operators import folded
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.diagnosis import RULES
 from parallel_core.analysis.quantities import seconds_text
-from parallel_core.observe.records import SPAN
+from parallel_core.observe.records import SPAN, encode
 from parallel_core.schedule.ir import Kind
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
@@ -312,3 +312,17 @@ def test_a_step_far_off_the_median_does_not_stand_for_the_run(alice: Any) -> Non
     run.summary["timed"] = {**timed, "median": timed["median"] / 2}
     odd = page_charts.timeline(run)
     assert odd and odd.title == f"{chart.title[:-1]}; the median step takes {seconds_text(timed['median'] / 2)}."
+
+
+def test_the_chart_of_a_step_names_the_rank_that_is_a_straggler(alice: Any) -> None:
+    run = factory.queued(alice, {"dp": 2})
+    attempt = factory.start(run)
+    factory.feed_steps(attempt, 8)
+    for step, rank in ((20, 0), (20, 1), (22, 0), (22, 1)):
+        forward = (3 if rank else 1) * 20 * factory.MS
+        parts = ((Kind.STEP, 3, 0, 10 * forward), (Kind.F, 0, 0, forward), (Kind.BW, 0, forward, 3 * forward))
+        rows = [(kind, lane, 0, 0, rank, 0, begin, end, 0) for kind, lane, begin, end in parts]
+        head = {"kind": "spans", "rank": rank, "t": 0.0, "step": step, "count": len(rows), "total": len(rows)}
+        factory.feed(attempt, rank, encode(head, np.array(rows, SPAN).tobytes()))
+    chart = page_charts.timeline(run)
+    assert chart and chart.title.endswith("; rank 1 is a straggler.")
