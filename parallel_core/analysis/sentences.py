@@ -82,8 +82,9 @@ def fastest(results: Sequence[Result], baseline: Result) -> str:
 
 
 def slowest(results: Sequence[Result], baseline: Result) -> str:
-    """Which run is slowest, its speedup over the baseline, why, and the runs within noise of it."""
-    worst = max(results, key=lambda r: r.step.median)
+    """Which run is slowest, its speedup over the baseline, why, and the runs within noise of it. Of equal ones the
+    last, as in a list of the runs by their times."""
+    worst = max(reversed(results), key=lambda r: r.step.median)
     close = _rivals(results, worst, baseline)
     if worst is baseline:
         verb = "has the slowest median" if worst.step.few or close else "is slowest"

@@ -387,6 +387,13 @@ def test_rivals_within_noise_of_the_fastest_are_named() -> None:
     assert "Near is within noise" in sentences.fastest([slow, near, best], best)
 
 
+def test_of_equal_runs_the_first_is_fastest_and_the_last_slowest() -> None:
+    """Tables and links have them in the order of their times, too, in which equal ones stay as they were."""
+    base, *equal = (Result(label, Stats(0.07, 0.06, 0.09, 0.07, 40), 1.0) for label in ("Base", "One", "Other"))
+    assert sentences.fastest([*equal, base], base).startswith("One has")
+    assert sentences.slowest([base, *equal], base).startswith("Other has")
+
+
 def test_a_lead_within_noise_is_not_called_fastest() -> None:
     base = Result("Base", Stats(0.070, 0.060, 0.090, 0.070, 40), 1.0)
     other = Result("Other", Stats(0.065, 0.060, 0.080, 0.065, 40), 1.0)
