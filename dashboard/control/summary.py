@@ -18,6 +18,7 @@ from dashboard.control.suspects import UNREACHABLE
 from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
 from dashboard.runs import generated_text, selectors, skips
+from dashboard.runs.memory_limits import device_memory
 from dashboard.runs.models import ENDED, RankInfo, Run
 from dashboard.runs.reads import read_by
 from parallel_core.analysis.breakdown import mean
@@ -80,7 +81,7 @@ def summarise(run: Run) -> dict[str, Any]:
     - cpu_others: share of its device that others used in the timed steps, on the worst rank.
     - others_missing: True if it is not known for an attempt that made some of the timed steps.
     - other_processes: how many others were on one of its GPUs as the timed steps of its newest attempt began or ended.
-    - memory: of the rank with the highest peak, bytes.
+    - memory: of the rank with the highest peak, bytes; and `device`, the memory of the smallest of its devices.
     - breakdown: mean over the ranks of the traced step nearest the median, ns, with the forward part of
       its compute; breakdown_step: that step.
     - meters: tokens_per_s, tflops (a device), mfu and hfu at the median step, peak_flops_per_s of all devices,
@@ -178,6 +179,7 @@ def _worst_memory(run: Run) -> dict[str, Any] | None:
         "peak": worst.peak,
         "final": worst.final,
         "rss_delta": worst.rss_delta,
+        "device": device_memory(run, selectors.attempt_of(run)),
     }
 
 

@@ -16,8 +16,8 @@ from django.db.models import Count, Sum
 
 from dashboard.once import once
 from dashboard.runs import selectors
+from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import ENDED, Run
-from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose, unjudged
 from parallel_core.analysis.diagnosis.case import Step

@@ -24,8 +24,8 @@ from dashboard.runs import (
     spec_table,
 )
 from dashboard.runs.layout_hosts import Hosts
+from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import Run, State
-from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.reads import read_sentence
 from dashboard.runs.spreading import devices_of, hosts_of
 from parallel_core.analysis.host_drift import contention_text

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Prediction
 from dashboard.runs import selectors
-from dashboard.runs.models import ENDED, Attempt, Run
+from dashboard.runs.memory_limits import memory_limit
+from dashboard.runs.models import ENDED, Run
 from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.quantities import (
     bytes_text,
@@ -177,20 +177,3 @@ def _memory(run: Run) -> Tile:
     predicted = WIDTH * plan.total / most if plan else None
     measured = WIDTH * worst.peak_total / most
     return Tile("memory", title, bytes_text(worst.peak_total), note, outline=predicted, solid=measured)
-
-
-def memory_limit(run: Run, attempt: Attempt | None) -> int | None:
-    """Bytes that a rank may hold: the run's own cap, else the memory of the smallest of its devices; None if neither is
-    known."""
-    cap = run.spec.get("trace", {}).get("memory_cap")
-    if cap:
-        return int(cap)
-    nodes = attempt.devices if attempt else []
-    listed = dict(Worker.objects.filter(name__in=[node["worker"] for node in nodes]).values_list("name", "devices"))
-    sizes = [
-        device["memory_total"]
-        for node in nodes
-        for device in listed.get(node["worker"], ())
-        if device["index"] in node["devices"] and device.get("memory_total")
-    ]
-    return min(sizes, default=None)

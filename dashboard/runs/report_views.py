@@ -16,9 +16,10 @@ from django.views.decorators.http import require_safe
 from dashboard.accounts.guards import token_may_read
 from dashboard.charts import svg, theme
 from dashboard.runs import findings, metric_charts, page_charts, selectors, spec_table
+from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.metric_rows import metrics_of
 from dashboard.runs.models import ENDED, Run
-from dashboard.runs.page_tiles import memory_limit, tiles
+from dashboard.runs.page_tiles import tiles
 from dashboard.runs.page_verdict import verdict
 from parallel_core.analysis.rows import durations
 from parallel_core.analysis.waits import BLOCKING, Waited, among, waited_if_whole

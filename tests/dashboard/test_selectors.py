@@ -10,13 +10,15 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from dashboard.control.summary import store_summary
 from dashboard.fleet import selectors as fleet
 from dashboard.fleet import worker_views
 from dashboard.fleet.models import Worker
 from dashboard.runs import queue, selectors, services, states
-from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, Run, SeriesChunk, SpanChunk
-from dashboard.runs.page_tiles import memory_limit
+from dashboard.runs.memory_limits import memory_limit
+from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, Run, SeriesChunk, SpanChunk, State
 from dashboard.runs.selectors import Filters
+from dashboard.studies.selectors import overview
 from parallel_core.analysis.downsample import Means, thin
 from parallel_core.observe.records import POINT, SPAN
 from tests.dashboard import factory
@@ -222,6 +224,27 @@ def test_the_memory_limit_of_many_hosts_is_one_query(alice: Any, django_assert_n
     attempt = Attempt.objects.create(run=run, number=1, devices=[*nodes, {"worker": "gone", "devices": [0]}])
     with django_assert_num_queries(1):
         assert memory_limit(run, attempt) == 101
+
+
+def test_the_memory_limit_of_an_ended_run_is_that_of_its_devices_then(alice: Any) -> None:
+    run = factory.queued(alice)
+    attempt = factory.start(run)
+    host = attempt.worker
+    assert host is not None
+
+    def with_memory(size: int) -> None:
+        host.devices = [{**device, "memory_total": size} for device in host.devices]
+        host.save()
+
+    with_memory(8 << 30)
+    factory.feed_steps(attempt, 20)
+    factory.end(run, State.SUCCEEDED)
+    with_memory(16 << 30)
+    for _ in range(2):
+        room = overview([run]).room
+        assert memory_limit(run, attempt) == 8 << 30 and room is not None and room.whole == 8 << 30
+        store_summary(run.pk)  # as after more data has arrived
+        run.refresh_from_db()
 
 
 def test_ranks_with_a_log_are_those_of_the_newest_attempt_that_wrote_one(alice: Any) -> None:

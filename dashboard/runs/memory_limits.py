@@ -1,0 +1,33 @@
+"""How much memory a rank of a run may hold, or had: hosts may be changed, or forgotten, after a run has ended."""
+
+from __future__ import annotations
+
+from dashboard.fleet.models import Worker
+from dashboard.runs.models import Attempt, Run
+
+
+def memory_limit(run: Run, attempt: Attempt | None) -> int | None:
+    """Bytes that a rank may hold: the run's own cap, else the memory of the smallest of its devices; None if neither is
+    known."""
+    cap = run.spec.get("trace", {}).get("memory_cap")
+    return int(cap) if cap else device_memory(run, attempt)
+
+
+def device_memory(run: Run, attempt: Attempt | None) -> int | None:
+    """Bytes of the smallest device of the attempt: as it was when the run ended, if that was kept in its summary."""
+    if kept := kept_device_memory(run):
+        return kept
+    nodes = attempt.devices if attempt else []
+    listed = dict(Worker.objects.filter(name__in=[node["worker"] for node in nodes]).values_list("name", "devices"))
+    sizes = [
+        device["memory_total"]
+        for node in nodes
+        for device in listed.get(node["worker"], ())
+        if device["index"] in node["devices"] and device.get("memory_total")
+    ]
+    return min(sizes, default=None)
+
+
+def kept_device_memory(run: Run) -> int | None:
+    """What the summary of an ended run says of it; None for one without, or of an earlier version."""
+    return (run.summary.get("memory") or {}).get("device") if run.summary else None
