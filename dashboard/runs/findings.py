@@ -80,6 +80,12 @@ def findings(run: Run, wait: bool = True) -> Findings:
     return Findings(cards, max(0, len(found) - SHOWN), count, why)
 
 
+def change_of(run: Run, rule: str) -> str:
+    """What the finding of the rule asks to change; '' without one, and while judging takes long and is not done."""
+    found = (card.finding for card in findings(run, wait=False).cards if card.finding.rule == rule)
+    return next((one.change for one in found), "")
+
+
 def _key(run: Run, newest: int | None) -> str:
     """Of a run that goes on, without its step: it is judged anew only after FRESH_S, and all browsers share that."""
     step = run.step if run.state in ENDED else run.loss is None

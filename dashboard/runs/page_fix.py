@@ -7,12 +7,13 @@ import numpy as np
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import resuming, selectors
+from dashboard.runs.findings import change_of
 from dashboard.runs.fleet_checks import offered_to
-from dashboard.runs.form_words import short_label
+from dashboard.runs.form_words import in_form_words, short_label
 from dashboard.runs.models import Run
 from dashboard.runs.run_files import Files
 from dashboard.runs.states import retries_at_first
-from parallel_core.analysis.diagnosis.divergence import MEAN
+from parallel_core.analysis.diagnosis.divergence import IN_BF16, MEAN
 from parallel_core.analysis.quantities import bytes_text, plural_text, step_text
 from parallel_core.data.corpus import CorpusError
 from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage
@@ -39,20 +40,31 @@ def fix(run: Run) -> str:
         return f"{_again(run)} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
     if run.resume_run and _of_its_checkpoint(run):
         return _elsewhere(run.resume_run, run.resume_step, generates=run.generates)
-    again = _again(run, _before_it_rose(run) if run.cause == "not_finite" else None)
+    if run.cause == "not_finite":
+        return _of_loss(run)
+    again = _again(run)
     return {
         "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
         "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
         "worker_lost": f"{again} with {_retries(run)}, used if a worker or the network between hosts is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
-        "not_finite": f"{again} at a lower learning rate, or one that {_warms_up(run)}.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
 
 
 def _retries(run: Run) -> str:
     return "more retries" if retries_at_first(run) else "a retry"
+
+
+def _of_loss(run: Run) -> str:
+    """What its finding asks for, from a checkpoint that is sound; a checkpoint keeps its precision."""
+    change = change_of(run, "divergence")
+    said = in_form_words(f"{change[:1].lower()}{change[1:]}")
+    if change == IN_BF16:
+        return f"Clone it and {said.removesuffix('.')}; its checkpoints are of fp16."
+    again = _again(run, _before_it_rose(run))
+    return f"{again} and {said}" if said else f"{again} at a lower learning rate, or one that {_warms_up(run)}."
 
 
 def _warms_up(run: Run) -> str:

@@ -261,7 +261,7 @@ def _diverged(run: Run) -> str:
         return ""
     last_good = np.flatnonzero(np.isfinite(loss.value))
     first_bad = loss.step[last_good[-1] + 1] if len(last_good) else loss.step[0]
-    return f"The loss is not a finite number from {step_text(first_bad)} on: try a lower learning rate. "
+    return f"The loss is not a finite number from {step_text(first_bad)} on: Findings name the likely cause. "
 
 
 def _skipped(run: Run) -> str:

@@ -89,7 +89,7 @@ def test_other_runs_have_neither_chart_nor_sentence(alice: Any) -> None:
 def test_a_loss_that_stays_no_number_is_said(alice: Any, losses: list[float], step: int | None) -> None:
     run = factory.finished(alice)
     add_series(run, "loss", losses)
-    said = f"The loss is not a finite number from step {step} on: try a lower learning rate."
+    said = f"The loss is not a finite number from step {step} on: Findings name the likely cause."
     told = verdict(run)
     assert told.sentence.startswith(said) is (step is not None), "it is the first thing to see"
     assert said not in told.more

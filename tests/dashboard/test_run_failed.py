@@ -18,6 +18,7 @@ from dashboard.runs.page_verdict import verdict
 from parallel_core.observe.progress import NO_STEPS
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
+from tests.dashboard.test_precision_page import add_series
 from tests.dashboard.test_run_page import PIPELINE, html
 
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
@@ -64,10 +65,10 @@ def test_a_loss_that_stayed_nan_is_resumed_from_the_sound_checkpoint(reader: Cli
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        ([5.0, 4.6, 4.2, 3.9, 3.6, 3.4, 3.2, 3.1, 30.0, 400.0, 9e9, NAN, NAN], "Resume it from step 8 at a lower"),
-        ([5.0, 4.6, 4.2, 3.9, 3.6, 9.0, 30.0, 90.0, 300.0, 800.0, 9e9, NAN, NAN], "Resume it from step 4 at a lower"),
-        ([5.0, 9.0, 30.0, 60.0, 90.0, 200.0, 300.0, 800.0, 9e3, 9e5, NAN, NAN, NAN], "Clone it at a lower"),
-        ([NAN] * 13, "Clone it at a lower"),
+        ([5.0, 4.6, 4.2, 3.9, 3.6, 3.4, 3.2, 3.1, 30.0, 400.0, 9e9, NAN, NAN], "Resume it from step 8 and lower “"),
+        ([5.0, 4.6, 4.2, 3.9, 3.6, 9.0, 30.0, 90.0, 300.0, 800.0, 9e9, NAN, NAN], "Resume it from step 4 and lower “"),
+        ([5.0, 9.0, 30.0, 60.0, 90.0, 200.0, 300.0, 800.0, 9e3, 9e5, NAN, NAN, NAN], "Clone it and lower “"),
+        ([NAN] * 13, "Clone it and lower “"),
     ],
 )
 def test_what_was_saved_after_the_loss_had_risen_is_not_resumed(alice: Any, loss: list[float], said: str) -> None:
@@ -79,6 +80,16 @@ def test_what_was_saved_after_the_loss_had_risen_is_not_resumed(alice: Any, loss
         Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=step, bytes=1, seconds=0.1)
     factory.end(run, State.FAILED, "The loss is not finite since step 11 (train.stop_on_nan).", "not_finite")
     assert fix(run).startswith(said)
+
+
+def test_a_loss_that_fp16_broke_is_not_mended_by_a_lower_rate_nor_from_its_checkpoint(alice: Any) -> None:
+    run = factory.queued(alice, train={"precision": "fp16"})
+    attempt = factory.start(run)
+    factory.feed_losses(attempt, [3.0] * 8 + [NAN] * 5)
+    add_series(run, "skipped_steps", [float(step) for step in range(13)])
+    Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=4, bytes=1, seconds=0.1)
+    factory.end(run, State.FAILED, "The loss is not finite since step 8 (train.stop_on_nan).", "not_finite")
+    assert fix(run) == "Clone it and train in bf16, whose range is that of fp32; its checkpoints are of fp16."
 
 
 def test_a_run_that_left_at_its_time_limit_says_so_and_can_be_resumed(client: Client, alice: Any) -> None:

@@ -210,7 +210,7 @@ def test_a_rate_that_rose_over_the_checkpoint_is_the_cause() -> None:
     assert plain.evidence.startswith("train.lr is 0.0003"), "what came before it is not known"
     (jump,) = diagnose(replace(resumed, rate_before=3e-6))
     assert jump.evidence == "The learning rate jumped from 3e-06 to 0.0003 at step 200."
-    assert jump.change.startswith("Undo that jump of 100 times")
+    assert jump.change.startswith("Undo the rate's jump of 100 times")
     (same,) = diagnose(replace(resumed, rate_before=3e-4))
     assert same.evidence == plain.evidence
 

@@ -37,6 +37,7 @@ RISEN, HIGHEST = 3.0, 4.0
 """How many usual changes of the logarithm the last losses, or the highest of many, are above others beyond noise."""
 LEAST = 1e-12
 """Losses below it count as it: the logarithm of a loss that is 0 is not finite."""
+IN_BF16 = "Train in bf16, whose range is that of fp32."
 PLAIN = 1e7
 """Scales, rates and factors below this are written without an exponent."""
 
@@ -215,7 +216,7 @@ def _fp16_overflow(case: Case, at: int) -> tuple[str, str] | None:
         return None
     return (
         f"{skipped:.0f} {what_is_skipped(case.spec)[0]} had overflowed in fp16 before it.",
-        "Train in bf16, whose range is that of fp32.",
+        IN_BF16,
     )
 
 
@@ -245,7 +246,7 @@ def _rate_jump(case: Case, at: int) -> tuple[str, str] | None:
     return (
         f"The learning rate jumped from {_short(float(rates[step - 1]))} to {_short(float(rates[step]))} "
         f"at step {steps[step]}.",
-        f"Undo that jump of {_short(factor)} times, or warm the rate up over hundreds of steps.",
+        f"Undo the rate's jump of {_short(factor)} times, or warm it up over hundreds of steps.",
     )
 
 
