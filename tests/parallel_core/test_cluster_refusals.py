@@ -55,6 +55,13 @@ def test_each_reason_has_its_words(change: dict[str, object], reason: Reason, wo
     assert any(words in sentence for sentence in judged.sentences), judged.sentences
 
 
+@pytest.mark.parametrize("change", [{"dp": 32}, {"dp": 64, "zero": 3}])
+def test_a_plan_of_more_devices_than_there_are_is_led_to_one_that_is_possible(change: dict[str, object]) -> None:
+    judged = verdict.judge(GPT3, SELENE, changed(Plan(16, 8, 8, zero=1, recompute="full"), **change))
+    assert judged.reasons == Reason.DEVICES and judged.fix is not None
+    assert judged.fix.plan.devices <= SELENE.devices and verdict.judge(GPT3, SELENE, judged.fix.plan).fits
+
+
 def test_layers_that_a_tensor_group_cannot_share_are_refused() -> None:
     """Megatron-LM divides the inner width, too, and key heads unless each rank has a copy of one."""
     model = replace(presets()["llama-8b"], heads=24, hidden=3072, kv_heads=8, ffn=8200, seq=1)

@@ -61,7 +61,8 @@ def _fastest(job: Job, cluster: Cluster, made: list[tuple[str, Plan]]) -> Change
 
 
 def _steps(job: Job, cluster: Cluster, plan: Plan) -> Iterator[Step]:
-    """All single changes. A wider split takes devices from the replicas, or more of the cluster's devices."""
+    """All single changes. A wider split takes devices from the replicas, or more of the cluster's devices; a plan of
+    more devices than there are may have fewer replicas."""
     for kind in RECOMPUTE:
         if kind != plan.recompute:
             yield f"{kind if kind != 'none' else 'no'} recomputation", {"recompute": kind}
@@ -79,6 +80,9 @@ def _steps(job: Job, cluster: Cluster, plan: Plan) -> Iterator[Step]:
     for name, v in _SCHEDULES if plan.pp > 1 else ():
         if (name, v) != (plan.schedule, plan.chunks):
             yield scheduled(name, v), {"schedule": name, "chunks": v}
+    if plan.devices > cluster.devices:
+        most = cluster.devices // (plan.tp * plan.pp)
+        yield from ((f"DP {dp}", _replicas(dp)) for dp in divisors(job.batch) if dp <= most)
     for axis, mine in (("TP", plan.tp), ("PP", plan.pp)):
         yield from _splits(job, cluster, plan, axis, mine)
     if not plan.offload:
@@ -98,14 +102,18 @@ _SCHEDULES = tuple(
 
 def _splits(job: Job, cluster: Cluster, plan: Plan, axis: str, mine: int) -> Iterator[Step]:
     """Other widths of one axis, which divide the plan's devices or the cluster's: on as many devices as the plan; on
-    all of the cluster's where they do not divide those."""
+    all of the cluster's where they do not divide those, or there are fewer."""
     most = 64 if axis == "TP" else min(128, job.model.layers)
     other = plan.tp * plan.pp // mine
     for wide in sorted({*divisors(plan.devices), *divisors(cluster.devices)}):
         if wide == mine or wide > most:
             continue
-        dp = plan.devices // (wide * other) if plan.devices % (wide * other) == 0 else 0
-        dp = dp or cluster.devices // (wide * other)
+        own = plan.devices <= cluster.devices and plan.devices % (wide * other) == 0
+        dp = (plan.devices if own else cluster.devices) // (wide * other)
         if dp >= 1:
-            fields: dict[str, Any] = {axis.lower(): wide, "dp": dp}
-            yield f"{axis} {wide}", fields if dp > 1 else {**fields, "zero": 0}
+            yield f"{axis} {wide}", {axis.lower(): wide, **_replicas(dp)}
+
+
+def _replicas(dp: int) -> dict[str, Any]:
+    """The fields of a plan with so many replicas: one alone shares no state with others."""
+    return {"dp": dp} if dp > 1 else {"dp": dp, "zero": 0}
