@@ -27,11 +27,11 @@ from parallel_core.analysis.quantities import (
     count_text,
     one_of,
     percent_text,
-    plural_text,
     rate_text,
     seconds_text,
     significant,
     step_text,
+    steps_text,
 )
 from parallel_core.faults import trained
 from parallel_core.observe.progress import NO_STEPS
@@ -142,7 +142,7 @@ def _running(run: Run) -> Verdict:
     spec = RunSpec.stored(run.spec)
     if run.step is None:
         return Verdict(f"Running {placed(selectors.attempt_of(run))}: no step is done yet.")
-    parts = [f"Step {count_text(run.step + 1)} of {count_text(spec.train.steps)}"]
+    parts = [f"{count_text(run.steps_done)} of {steps_text(spec.train.steps)}"]
     if run.step_time:  # from the median, as the time left is: the newest step may be untypical
         parts.append(rate_text(Work.of(spec).speeds(run.step_time, None)["tokens_per_s"], target_of(run)))
     elif run.tokens_per_s:
@@ -175,7 +175,7 @@ def _succeeded(run: Run) -> Verdict:
     timed = run.summary.get("timed")
     early = f"{in_ended_words(run.detail, run.cause)} " if run.cause == "time_limit" else ""
     if not timed:
-        return Verdict(f"{early}{_diverged(run)}{plural_text((run.step or 0) + 1, 'step')} done; none was timed.")
+        return Verdict(f"{early}{_diverged(run)}{steps_text((run.step or 0) + 1)} done; none was timed.")
     spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])} over {timed['n']} timed steps"
     first = f"{seconds_text(timed['median'])} a step ({spread if timed['n'] > 1 else 'the only one that was timed'})"
     if timed["median"] > 0:
@@ -217,8 +217,9 @@ def _beside(run: Run, held_out: Mapping[str, Any]) -> str:
     said += f" at {step_text(step)}" if step + 1 < run.spec["train"]["steps"] else ""
     if best["step"] >= step:
         return said
-    done = best["step"] + 1  # checkpoints are named by how many steps are done
-    kept = f", kept in the checkpoint of {step_text(done)}" if run.checkpoints.filter(step=done).exists() else ""
+    done = best["step"] + 1
+    left = run.checkpoints.filter(step=done).exists()
+    kept = f", kept in the checkpoint after {steps_text(done)}" if left else ""
     return f"{said} (lowest {significant(best['loss'], 4)} at {step_text(best['step'])}{kept})"
 
 
@@ -280,10 +281,10 @@ def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
         done = max((sample.done for sample in generated_text.texts(run)), default=0)
         return Verdict(f"Cancelled after {done} of {run.task['new']} tokens.")
     before = "" if run.between else " before its first step"
-    at = f" at {step_text(run.step + 1)}" if run.step is not None else before
+    at = f" after {steps_text(run.steps_done)}" if run.steps_done else before
     gone = " No process is left." if attempt.report.get("none_left") else ""
     kept = [] if run.between else resuming.sound(run)
-    more = f"“Resume as…” goes on from its checkpoint of step {kept[-1]}." if kept else ""
+    more = f"“Resume as…” goes on from its checkpoint after {steps_text(kept[-1])}." if kept else ""
     return Verdict(f"Cancelled{at}.{gone}", more=more)
 
 

@@ -18,7 +18,7 @@ from dashboard.studies.names import WHOLE, Short
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import Pace, drifts
-from parallel_core.analysis.quantities import count_text, step_text
+from parallel_core.analysis.quantities import count_text, steps_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Speedup, Stats, speedup
 from parallel_core.plan.capacity import fixed_depth, largest_layers, walked_in_search
@@ -226,7 +226,7 @@ def shared_room(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Room | Non
 def _status(run: Run, spec: RunSpec, wait: str) -> str:
     """A few words for the row of a run without a final result."""
     if run.state == State.RUNNING:
-        return f"running: {step_text(run.steps_done)} of {count_text(spec.train.steps)}"
+        return f"running: {count_text(run.steps_done)} of {steps_text(spec.train.steps)}"
     if run.state == State.QUEUED:
         return f"queued: {wait}" if wait else "queued"
     if run.detail.lower().startswith(run.state):  # "Cancelled while it was queued …"

@@ -90,6 +90,11 @@ def step_text(step: int) -> str:
     return f"step {count_text(step)}"
 
 
+def steps_text(count: int) -> str:
+    """So many steps, written as all counts are: `1 step`, `2 546 steps`."""
+    return f"{count_text(count)} step{'s' * (count != 1)}"
+
+
 def large_text(count: float) -> str:
     """A count, or a rate, to three digits, with the largest of k, M, B (10^9) and T of which there is one: `175 B`,
     `812 k`, `0.4`."""

@@ -87,7 +87,7 @@ def test_a_whole_life(peer: Peer, controller: Controller, alice: Any) -> None:
     assert verdict(run).sentence.startswith("The loss rose from 0.5 at step 0 to 42.5. 23 s a step")
     assert "Final loss 42.5, held out 42.5 (lowest 20.5 at step 20)." in verdict(run).sentence
     Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=21, bytes=1, seconds=0.1)
-    assert "held out 42.5 (lowest 20.5 at step 20, kept in the checkpoint of step 21)." in verdict(run).sentence
+    assert "held out 42.5 (lowest 20.5 at step 20, kept in the checkpoint after 21 steps)." in verdict(run).sentence
     run.summary["held_out"] = None
     assert "Final loss" not in verdict(run).sentence, "its first sentence has it"
     assert run.summary["timed"]["n"] == 40

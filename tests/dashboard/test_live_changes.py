@@ -83,7 +83,7 @@ def test_a_step_sends_the_rows_of_its_run_alone(reader: Client, study: Study) ->
     sent = told["texts"].values()
     rows = [text for text in sent if "<tr" in text]
     assert len(rows) == 1 and ">run 3<" in rows[0] and "1.25" in rows[0]
-    assert any("step 21 of 43" in text for text in sent)
+    assert any("21 of 43 steps" in text for text in sent)
     assert told["charts"]["breakdown"] == first["charts"]["breakdown"]
     assert joined(told, first["texts"] | told["texts"])["table"].count("<tr") == RUNS + 1
     assert {key for key in told["charts"] if told["charts"][key] != first["charts"][key]} == {"speedup"}

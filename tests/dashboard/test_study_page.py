@@ -98,7 +98,7 @@ def test_unfinished_runs_say_what_they_do(reader: Client, alice: Any) -> None:
     factory.end(failed, State.FAILED, "Rank 1 ran out of memory.", "out_of_memory")
     view = overview(made.runs.all())
     status = {row.run.label: row.entry.status for row in view.rows}
-    assert status["DP"] == "running: step 12 of 43"
+    assert status["DP"] == "running: 12 of 43 steps"
     assert status["TP"].startswith("queued: ")
     assert status["PP-1F1B"] == "failed: Rank 1 ran out of memory."
     text = reader.get(f"/studies/{made.pk}/").content.decode()
