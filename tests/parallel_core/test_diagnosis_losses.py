@@ -9,6 +9,7 @@ import pytest
 
 from parallel_core.analysis.diagnosis import Case, diagnose
 from parallel_core.faults import broken
+from parallel_core.learning_rate import rate_at
 from parallel_core.simulate.replay import Change
 from parallel_core.spec import RunSpec
 from tests.parallel_core.test_diagnosis import MODEL, costs, found, healthy, spec
@@ -112,6 +113,23 @@ def test_causes_of_a_divergence() -> None:
     (high,) = diagnose(healthy(spec(), loss=nan, lr=np.full(40, 0.3)))
     assert "The learning rate was 0.3, 1000 times train.lr" in high.evidence
     assert high.change == "Train at train.lr, 0.0003."
+
+
+def test_the_rate_to_try_follows_from_where_the_loss_fell() -> None:
+    """With a tenth at a time, a rate that is a thousand times too high takes three runs."""
+    steps, plain = np.arange(40), spec().train.model_copy(update={"lr": 1.0})
+    diverged = np.where(steps < 25, np.where(steps < 10, 5 - 0.1 * steps, 4.1 + steps), np.nan)
+    for train, loss, rate, why in (
+        (plain.model_copy(update={"lr_warmup_steps": 30}), diverged, 0.16, "had warmed up to 0.323, at step 9."),
+        (plain, diverged, 0.1, "train.lr is 1 at a batch of 64."),
+        (plain, np.where(steps < 25, 5.0 + steps, np.nan), 0.01, "The loss never fell at that rate."),
+    ):
+        made = spec().model_copy(update={"train": train})
+        rates = np.array([rate_at(train, step) for step in range(40)])
+        (found,) = diagnose(healthy(made, loss=loss, lr=rates))
+        assert found.evidence.endswith(why) and found.change.startswith(
+            f"Lower train.lr, to {rate:g} say, or warm it up"
+        )
 
 
 def test_a_rate_that_jumped_is_the_cause_whatever_the_schedule_and_the_precision() -> None:

@@ -269,9 +269,23 @@ def _rate_too_high(case: Case, at: int) -> tuple[str, str]:
     more = f"; the gradient norm grew to {_short(grew)} times its median" if grew >= GRADIENTS_GREW else ""
     warmed = case.spec.train.lr_warmup_steps
     over = f" over more than {plural_text(warmed, 'step')}" if warmed else ""
-    lower = f"Lower train.lr, to {case.spec.train.lr / 10:g} say, or warm it up{over} (train.lr_warmup_steps)"
+    rate, why = _rate_to_try(case, at)
+    lower = f"Lower train.lr, to {rate:.2g} say, or warm it up{over} (train.lr_warmup_steps)"
     clip = "" if case.spec.train.clip_norm else "; clip the gradient norm"
-    return f"{batch}{more}.", f"{lower}{clip}."
+    return f"{batch}{more}.{why}", f"{lower}{clip}."
+
+
+def _rate_to_try(case: Case, at: int) -> tuple[float, str]:
+    """(a lower train.lr, a sentence on what it rests on): half of the rate at the lowest loss, where it still warmed up
+    then; a hundredth where the loss never fell; else a tenth."""
+    train, loss = case.spec.train, case.loss[: min(at + 1, len(case.lr))]
+    if not len(loss) or _first_step(case) > 0:
+        return train.lr / 10, ""
+    best = int(np.where(np.isfinite(loss), loss, np.inf).argmin())
+    rate, step = float(case.lr[best]), case.loss_steps[best]
+    if step < train.lr_warmup_steps and 0 < rate <= train.lr / 2:
+        return rate / 2, f" The loss fell until the rate had warmed up to {_short(rate)}, at step {step}."
+    return (train.lr / 10, "") if best else (train.lr / 100, " The loss never fell at that rate.")
 
 
 _CAUSES: tuple[Callable[[Case, int], tuple[str, str] | None], ...] = (
