@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -240,6 +242,35 @@ def test_a_failed_answer_is_asked_for_again(
     page.route("**/runs/**", lambda route: route.fulfill(status=503), times=1)
     with page.expect_response(lambda answer: by_news(answer.request) and answer.ok):
         yard.query(TELL.format(run=stocked["single"], study=None, what="state"))
+
+
+OF_COLOUR = """async ([picture, colour]) => {
+  const image = new Image();
+  image.src = picture;
+  await image.decode();
+  const canvas = new OffscreenCanvas(image.width, image.height);
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  const { data } = context.getImageData(0, 0, image.width, image.height);
+  const [red, green, blue] = colour.match(/\\d+/g).map(Number);
+  let count = 0;
+  for (let i = 0; i < data.length; i += 4) count += data[i] === red && data[i + 1] === green && data[i + 2] === blue;
+  return count;
+}"""
+"""How many pixels of a picture (its address) have the colour."""
+
+
+def test_who_held_which_device_is_saved_as_a_picture(page: Page, stocked: dict[str, Any], tmp_path: Path) -> None:
+    page.goto("/fleet/")
+    held = page.locator("[data-chart=devices]")
+    held.locator("#held-numbers > summary").click()
+    with page.expect_download() as saved:
+        held.get_by_role("button", name="Save the picture as PNG").click()
+    assert saved.value.suggested_filename == "Fleet devices.png"
+    saved.value.save_as(tmp_path / "picture.png")
+    picture = f"data:image/png;base64,{base64.b64encode((tmp_path / 'picture.png').read_bytes()).decode()}"
+    lane = held.locator(".lane-bars").first.evaluate("lane => getComputedStyle(lane).backgroundColor")
+    assert page.evaluate(OF_COLOUR, [picture, lane]) > 10_000, "the lanes are painted, whose bars may be a pixel wide"
 
 
 def test_the_dot_of_a_host_whose_heartbeat_stops_changes_by_itself(page: Page, yard: YardProcess) -> None:

@@ -1,6 +1,7 @@
 /* Saves a chart as PNG on a click on [data-chart-png], with its finding, quantity and source. */
 
 import { whole } from "./chart_bars.js";
+import { colour, paint } from "./lanes_picture.js";
 
 const SCALE = 2;
 const LEAST = 640; // px: least width
@@ -8,19 +9,10 @@ const EDGE = 16; // px: margin
 const GAP = 8; // px between the texts and the chart
 const PARTS = [
   // texts of the page: selector, font size, weight, line height and colour
-  { selector: ":scope > figcaption", size: 15, weight: 600, line: 20, ink: "--ink" },
+  { selector: ":scope > figcaption, :scope > .row > h2", size: 15, weight: 600, line: 20, ink: "--ink" },
   { selector: ":scope > .sub", size: 13, weight: 400, line: 18, ink: "--ink-2" },
 ];
 const SOURCE = { selector: ":scope > .chart-source", size: 12, weight: 400, line: 16, ink: "--ink-2" };
-
-function colour(name) {
-  const probe = document.createElement("span");
-  probe.style.color = `var(${name})`;
-  document.body.append(probe);
-  const value = getComputedStyle(probe).color;
-  probe.remove();
-  return value;
-}
 
 /* The text of a part broken into lines of at most `width` px. */
 function lines(context, figure, part, width) {
@@ -55,27 +47,29 @@ async function drawn(box, width, height) {
 
 async function picture(figure, box) {
   const width = Math.max(box.clientWidth, LEAST);
-  const height = box.layout.height ?? box.clientHeight;
+  const height = box.layout?.height ?? box.clientHeight;
   const canvas = document.createElement("canvas");
   const context = canvas.getContext("2d");
   const said = new Map([...PARTS, SOURCE].map((part) => [part, lines(context, figure, part, width)]));
   const tall = (part) => said.get(part).length * part.line;
   const head = PARTS.reduce((sum, part) => sum + tall(part), 0);
-  const image = await drawn(box, width, height);
+  const lanes = box.matches(".lanes");
+  const image = lanes ? null : await drawn(box, width, height);
   [canvas.width, canvas.height] = [width + 2 * EDGE, head + height + tall(SOURCE) + 2 * (EDGE + GAP)].map((px) => px * SCALE);
   context.scale(SCALE, SCALE);
   context.fillStyle = colour("--surface");
   context.fillRect(0, 0, canvas.width, canvas.height);
   const below = PARTS.reduce((top, part) => written(context, figure, part, said.get(part), top), EDGE);
-  context.drawImage(image, EDGE, below + GAP, width, height);
+  if (lanes) paint(context, box, EDGE, below + GAP);
+  else context.drawImage(image, EDGE, below + GAP, width, height);
   written(context, figure, SOURCE, said.get(SOURCE), below + height + 2 * GAP);
   return canvas;
 }
 
 async function save(button) {
-  const figure = button.closest(".chart");
-  const box = figure.querySelector(".chart-box");
-  if (!window.Plotly || !box.data?.length) return;
+  const figure = button.closest("[data-chart]");
+  const box = figure.querySelector(".chart-box, .lanes");
+  if (!box.matches(".lanes") && (!window.Plotly || !box.data?.length)) return;
   button.disabled = true;
   try {
     const link = document.createElement("a");
