@@ -10,6 +10,7 @@ from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
 from dashboard.runs.asking import requests
 from dashboard.runs.models import Run, State
+from dashboard.runs.places import together_of
 from dashboard.runs.spreading import chosen, several, workers_of
 from parallel_core.schedule.traits import CUSTOM, flushes
 from parallel_core.simulate.replay import Change, changed, replay
@@ -110,7 +111,7 @@ def _fixed(spec: RunSpec) -> dict[str, Any]:
 
 def _replayed(run: Run, change: Change) -> float | None:
     trace = traces.trace(run, None)
-    if trace is None or not trace.whole:
+    if trace is None or not trace.whole or together_of(run) > 1:  # a replay would give each rank a device of its own
         return None
     try:
         return replay(trace.trained, trace.measured, change).step / 1e9

@@ -22,7 +22,7 @@ from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose, unjudged
 from parallel_core.analysis.diagnosis.case import Step
 from parallel_core.analysis.diagnosis.place import Place, place
-from parallel_core.analysis.diagnosis.run_case import case_from, together
+from parallel_core.analysis.diagnosis.run_case import case_from
 from parallel_core.analysis.quantities import bytes_text, ns_text, significant
 from parallel_core.observe.observed_steps import first_timed
 from parallel_core.spec import RunSpec
@@ -141,12 +141,6 @@ def case_of(run: Run, earlier: Run | None = None) -> Case:
         dropped=selectors.any_dropped(run),
         earlier=case_of(earlier) if earlier else None,
     )
-
-
-def together_of(run: Run) -> int:
-    """The most ranks of the run that share a device."""
-    records = _StoredRecords(run, RunSpec.stored(run.spec))
-    return together(records.devices(), hosts_of(selectors.attempt_of(run)))
 
 
 @dataclass(frozen=True)

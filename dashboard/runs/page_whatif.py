@@ -12,8 +12,8 @@ from django.urls import reverse
 
 from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
-from dashboard.runs.findings import together_of
 from dashboard.runs.models import Run
+from dashboard.runs.places import together_of
 from dashboard.runs.traces import Trace
 from dashboard.runs.whatif_replay import CannotReplay, answer, chart, ideas, replayable
 from dashboard.runs.whatif_words import check

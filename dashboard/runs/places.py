@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dashboard.runs.models import Attempt, RankInfo, Run
-from dashboard.runs.spreading import workers_of
+from dashboard.runs.spreading import hosts_of, workers_of
+from parallel_core.analysis.diagnosis.run_case import together
 from parallel_core.analysis.quantities import listed_text
 
 
@@ -54,6 +55,13 @@ def places_of(runs: Iterable[Run]) -> dict[int, Place]:
         run: Place(tuple(sorted(set(workers_of(attempt)))), tuple(sorted(names.get(attempt.pk, ()))))
         for run, attempt in newest.items()
     }
+
+
+def together_of(run: Run) -> int:
+    """The most ranks of the run that share a device."""
+    attempt = run.attempts.order_by("-number").first()
+    told = RankInfo.objects.filter(attempt=attempt).values_list("rank", "hello__number")
+    return together(dict(told), hosts_of(attempt))
 
 
 @dataclass(frozen=True)

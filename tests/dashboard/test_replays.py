@@ -13,7 +13,7 @@ from dashboard.ledger import selectors
 from dashboard.ledger.models import Prediction
 from dashboard.ledger.services import settle
 from dashboard.runs import traces
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import RankInfo, Run, State
 from parallel_core.simulate.replay import Change, replay
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -51,6 +51,14 @@ def test_other_micro_batches_are_foreseen_too(alice: Any) -> None:
     before = factory.finished(alice, GPIPE)
     said = _looked_at(factory.queued(alice, {**GPIPE, "micro_batches": 8}))
     assert said.replayed == before and said.replayed_seconds
+
+
+def test_ranks_that_took_turns_on_a_device_foresee_nothing(alice: Any) -> None:
+    before = factory.finished(alice, GPIPE)
+    for info in RankInfo.objects.filter(attempt__run=before):
+        info.hello["number"] = 0
+        info.save()
+    assert _looked_at(factory.queued(alice, {**GPIPE, "schedule": "1f1b"})).replayed is None
 
 
 def test_early_gradients_are_foreseen_but_not_what_is_without_them(alice: Any) -> None:
