@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 from parallel_core.observe.gpus import gpus, open_nvml
 from parallel_core.processes import die_with_told_parent
@@ -17,9 +18,9 @@ def _say(sentence: str) -> None:
     sys.stderr.flush()
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     what = "A worker of a yard. Its settings are variables of the environment: docs/deploy.md lists them."
-    argparse.ArgumentParser("python -m workers", description=what).parse_args()  # an option would be ignored otherwise
+    argparse.ArgumentParser("python -m workers", description=what).parse_args(arguments)  # none is ignored
     die_with_told_parent()
     try:
         settings = Settings.from_env()
@@ -38,4 +39,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
