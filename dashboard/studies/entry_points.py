@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from django.urls import reverse
 
-from dashboard.studies import fit, scaling, streams
+from dashboard.studies import fit, generation, scaling, streams
 
 
 class EntryPoint(NamedTuple):
@@ -67,6 +67,18 @@ ENTRY_POINTS = (
         "studies:new",
         f"?kind={streams.KIND}",
         queues=True,
+    ),
+    EntryPoint(
+        "Which split generates text fastest?",
+        "And which needs least memory for its KV cache, by real runs.",
+        "studies:new",
+        f"?kind={generation.KIND}",
+        queues=True,
+    ),
+    EntryPoint(
+        "When is tensor parallelism faster than a pipeline?",
+        "The sizes and links at which one overtakes the other, predicted.",
+        "plans:crossover",
     ),
     EntryPoint(
         "Where does a pipeline's bubble come from?",
