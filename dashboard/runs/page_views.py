@@ -16,6 +16,7 @@ from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import Lit, lit_of, window_of
 from dashboard.live.changes import priced
 from dashboard.runs import (
+    corpus_names,
     generated_text,
     generating,
     linking,
@@ -107,15 +108,17 @@ def _made(run: Run) -> dict[str, Any]:
 
 
 def _trains(run: Run) -> str:
-    """Model, batch, precision and the file it trains on; only the model if the run generates text, '' if it times
-    links."""
+    """Model, batch, precision and the file or the uploaded text it trains on; only the model if the run generates text,
+    '' if it times links."""
     spec = RunSpec.stored(run.spec)
     title = outline_of(spec.model).title
     if run.task:
         return title if run.generates else ""
-    file = file_word(run.spec)
-    corpus = f", {file} {spec.train.corpus.partition(':')[2]}" if file else ""
-    return f"{title}, batch {spec.train.global_batch}, {spec.train.precision}{corpus}"
+    corpus, file = spec.train.corpus, file_word(run.spec)
+    read = f", {file} {corpus.partition(':')[2]}" if file else ""
+    if corpus.startswith(corpus_names.BLOB):
+        read = f", text {corpus_names.names_of([corpus])[corpus]}"
+    return f"{title}, batch {spec.train.global_batch}, {spec.train.precision}{read}"
 
 
 def _head(request: HttpRequest, run: Run) -> dict[str, Any]:

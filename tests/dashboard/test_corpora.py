@@ -258,6 +258,7 @@ def test_pages_call_an_uploaded_text_by_its_file(folder: Path, tale: Corpus, ali
     assert page.context["unlike"] == f"Not like for like: data {named[0]} against stdlib against {named[1]}."
     assert [list(one.values) for one in page.context["differing"]] == [[named[0], "stdlib", named[1]]]
     assert named[0] in reader.get(f"/runs/{runs[0].pk}/?tab=spec").text
+    assert f", fp32, text {named[0]}</span>" in reader.get(f"/runs/{runs[0].pk}/").text
     report = reader.get(f"/studies/{study.pk}/report/").text
     assert named[0] in report and f"blob:{tale.sha256}" not in report
     Corpus.objects.filter(pk=tale.pk).delete()
