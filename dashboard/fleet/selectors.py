@@ -156,6 +156,19 @@ def occupancy(attempts: Collection[Attempt]) -> dict[tuple[str, str, int], Run]:
     }
 
 
+def device_memory(attempt: Attempt) -> int | None:
+    """Bytes of the smallest of the devices that the attempt was given; None where they are not known, or any more."""
+    names = [node["worker"] for node in attempt.devices]
+    listed = dict(Worker.objects.filter(name__in=names).values_list("name", "devices"))
+    sizes = [
+        device["memory_total"]
+        for node in attempt.devices
+        for device in listed.get(node["worker"], ())
+        if device["index"] in node["devices"] and device.get("memory_total")
+    ]
+    return min(sizes, default=None)
+
+
 def kind_of(run: Run) -> str:
     """The kind of device a run asks for: cpu or cuda."""
     return str(run.spec.get("train", {}).get("device", "cpu"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import device_memory as listed_device_memory
 from dashboard.runs.models import Attempt, Run
 
 
@@ -17,15 +17,7 @@ def device_memory(run: Run, attempt: Attempt | None) -> int | None:
     """Bytes of the smallest device of the attempt: as it was when the run ended, if that was kept in its summary."""
     if kept := kept_device_memory(run):
         return kept
-    nodes = attempt.devices if attempt else []
-    listed = dict(Worker.objects.filter(name__in=[node["worker"] for node in nodes]).values_list("name", "devices"))
-    sizes = [
-        device["memory_total"]
-        for node in nodes
-        for device in listed.get(node["worker"], ())
-        if device["index"] in node["devices"] and device.get("memory_total")
-    ]
-    return min(sizes, default=None)
+    return listed_device_memory(attempt) if attempt else None
 
 
 def kept_device_memory(run: Run) -> int | None:

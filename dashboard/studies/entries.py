@@ -8,7 +8,7 @@ from functools import cached_property
 
 from dashboard.charts.chart import Entry
 from dashboard.runs.form_words import in_ended_words
-from dashboard.runs.memory_limits import kept_device_memory
+from dashboard.runs.memory_limits import device_memory
 from dashboard.runs.models import ENDED, Attempt, Run, State
 from dashboard.runs.places import NOWHERE, Place
 from dashboard.runs.queue import everyone_waiting, told_closely
@@ -209,18 +209,17 @@ def shared_room(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Room | Non
     """The memory that a rank of these runs may use.
 
     It is the cap of their specs if all compared runs have the same one, because the cap of one run is no limit for
-    another; else the memory of the smallest device of the newest attempt, as it was then, or else of its worker.
+    another; else the memory of the smallest device of the newest attempt, as it was then where that is known.
     """
     compared = [run for run in runs if not ended_of(run)] or runs
     caps = {specs[run.pk].trace.memory_cap for run in compared}
     if len(caps) == 1 and (cap := caps.pop()):
         return Room(cap)
-    attempt = Attempt.objects.filter(run__in=[run.pk for run in runs], worker__isnull=False).select_related("worker")
-    newest = attempt.order_by("-pk").first()
-    if newest is None or newest.worker is None:
+    newest = Attempt.objects.filter(run__in=[run.pk for run in runs]).order_by("-pk").first()
+    if newest is None:
         return None
-    memory = kept_device_memory(next(run for run in runs if run.pk == newest.run_id))
-    return Room.on(memory or newest.worker.device_memory, specs[newest.run_id].train.device)
+    run = next(run for run in runs if run.pk == newest.run_id)
+    return Room.on(device_memory(run, newest), specs[run.pk].train.device)
 
 
 def _status(run: Run, spec: RunSpec, wait: str) -> str:

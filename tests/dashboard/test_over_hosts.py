@@ -18,9 +18,10 @@ from dashboard.ledger.fleet_page import FleetPage
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.ledger.services import settle
 from dashboard.runs import services, states, submission
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.panel import Panel
 from dashboard.runs.spec_fields import from_spec
+from dashboard.studies.entries import shared_room
 from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -60,6 +61,17 @@ def ran(run: Run, *names: str, cpu_others: float = 0.01) -> Prediction:
     factory.end(run, State.SUCCEEDED)
     settle(run, {"timed": {"median": 0.02}, "memory": None, "cpu_others": cpu_others, "references": []})
     return Prediction.objects.get(run=run)
+
+
+def test_the_limit_of_a_study_is_the_smallest_device_of_its_newest_attempt(alice: Any) -> None:
+    """On whichever of its hosts that is; other devices there do not count."""
+    hosts = [factory.sized("yard-a", 24 << 30, 80 << 30), factory.sized("yard-b", 8 << 30)]
+    run = factory.queued(alice, {"dp": 2})
+    for number, (placed, size) in enumerate((({0: 0, 1: 0}, 8), ({0: 1}, 80)), 1):
+        nodes = [{"worker": hosts[at].name, "devices": [index], "first_rank": at} for at, index in placed.items()]
+        Attempt.objects.create(run=run, number=number, worker=hosts[0], devices=nodes)
+        room = shared_room([run], {run.pk: RunSpec.stored(run.spec)})
+        assert room is not None and room.whole == size << 30
 
 
 def test_a_run_over_two_hosts_is_predicted_by_what_was_timed_between_them(profile: Profile, alice: Any) -> None:
