@@ -10,7 +10,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import checkpoint
 from parallel_core.engine.device import open_device
-from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect, wait_for_all
 from parallel_core.engine.generator import Generator
 from parallel_core.engine.trainer import Trainer
 from parallel_core.launch import GenerationRequest
@@ -57,7 +57,9 @@ def generated(spec: RunSpec, path: Path, *requests: GenerationRequest) -> list[l
         groups = connect(meeting, rank, Layout.of(spec), device.backend)
         try:
             made = Generator(spec, rank, groups, device, path)
-            return [made.generate(request) for request in requests]
+            found = [made.generate(request) for request in requests]
+            wait_for_all(groups.store, rank, spec.parallel.world)  # which would end with rank 0
+            return found
         finally:
             disconnect()
 
