@@ -74,7 +74,7 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
     ahead, rests = {pk: place for place, pk in enumerate(order[:PLANNED])}, _resting()
     out |= {pk: Waiting(said, ahead[pk]) for pk, said in rests.items() if pk in ahead}
     awake = queued_runs([pk for pk in ahead if pk not in rests])
-    return out | _planned(awake, [ahead[run.pk] for run in awake])
+    return out | _planned(awake, [ahead[run.id] for run in awake])
 
 
 def _resting() -> dict[int, str]:

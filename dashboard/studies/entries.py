@@ -218,7 +218,7 @@ def shared_room(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Room | Non
     newest = Attempt.objects.filter(run__in=[run.pk for run in runs]).order_by("-pk").first()
     if newest is None:
         return None
-    run = next(run for run in runs if run.pk == newest.run_id)
+    run = next(run for run in runs if run.id == newest.run_id)
     return Room.on(device_memory(run, newest), specs[run.pk].train.device)
 
 
