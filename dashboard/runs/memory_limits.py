@@ -14,12 +14,7 @@ def memory_limit(run: Run, attempt: Attempt | None) -> int | None:
 
 
 def device_memory(run: Run, attempt: Attempt | None) -> int | None:
-    """Bytes of the smallest device of the attempt: as it was when the run ended, if that was kept in its summary."""
-    if kept := kept_device_memory(run):
-        return kept
-    return listed_device_memory(attempt) if attempt else None
-
-
-def kept_device_memory(run: Run) -> int | None:
-    """What the summary of an ended run says of it; None for one without, or of an earlier version."""
-    return (run.summary.get("memory") or {}).get("device") if run.summary else None
+    """Bytes of the smallest device of the attempt: as it was when the run ended, if that was kept in its summary, which
+    earlier versions did not; None if it is not known."""
+    kept: int | None = (run.summary.get("memory") or {}).get("device") if run.summary else None
+    return kept or (listed_device_memory(attempt) if attempt else None)
