@@ -90,8 +90,8 @@ def words_of(choice: str) -> tuple[str, ...]:
 def needs_later(spec: Mapping[str, Any]) -> tuple[str, ...]:
     """Dotted names beyond EARLIEST that a worker must know for this dumped spec: those of fields that do not have their
     default, of kinds of faults, and words of choices."""
-    used = {name for name, is_default in _leaves(spec) if not is_default}
-    return tuple(sorted((used | _chosen(spec)) - EARLIEST))
+    used = {name for name, is_default in _later_leaves(spec) if not is_default}
+    return tuple(sorted(used | (_chosen(spec) - EARLIEST)))
 
 
 def _chosen(spec: Mapping[str, Any]) -> set[str]:
@@ -102,14 +102,14 @@ def _chosen(spec: Mapping[str, Any]) -> set[str]:
 
 def without_unknown(spec: Mapping[str, Any], announced: Collection[str]) -> dict[str, Any]:
     """A dumped spec without those fields at their default that a worker with these later fields does not know."""
-    return _without(spec, {name for name, is_default in _leaves(spec) if is_default} - EARLIEST - set(announced))
+    return _without(spec, {name for name, is_default in _later_leaves(spec) if is_default} - set(announced))
 
 
 def without_later(spec: Mapping[str, Any], needs: Callable[[str], bool]) -> dict[str, Any]:
     """A dumped spec without faults, and without those fields beyond EARLIEST, whatever their values, for whose dotted
     names `needs` is False: for a worker that does something else with it than train."""
     sound = {**spec, "inject": []}
-    return _without(sound, {name for name, _ in _leaves(sound) if name not in EARLIEST and not needs(name)})
+    return _without(sound, {name for name, _ in _later_leaves(sound) if not needs(name)})
 
 
 def _without(spec: Mapping[str, Any], unknown: set[str]) -> dict[str, Any]:
@@ -130,22 +130,21 @@ def _kept(at: str, values: Mapping[str, Any], unknown: set[str]) -> dict[str, An
     return {name: value for name, value in values.items() if f"{at}.{name}" not in unknown}
 
 
-def _leaves(spec: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+def _later_leaves(spec: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     """(dotted name, whether the value is the default, or what versions without the field do) of all fields of a dumped
-    spec; a fault's kind is none."""
+    spec beyond EARLIEST; a fault's kind is none."""
     kinds = sections(RunSpec)
     for at, values in spec.items():
         if at in kinds:
             defaults = _defaults(kinds[at])
-            usual = {f"{at}.{name}": defaults.get(name, ...) for name in values}
-            found = {f"{at}.{name}": value for name, value in values.items()}
-            yield from ((path, value in (usual[path], ABSENT.get(path, ...))) for path, value in found.items())
+            for name, value in values.items():  # plain, because it is done for each field of each queued run of a page
+                if (path := f"{at}.{name}") not in EARLIEST:
+                    yield path, value in (defaults.get(name, ...), ABSENT.get(path, ...))
     for fault in spec.get("inject", ()):
         at, made = f"inject.{fault['kind']}", KINDS.get(fault["kind"])
         defaults = _defaults(made) if made else {}
-        yield at, False
-        named = ((name, value) for name, value in fault.items() if name != "kind")
-        yield from ((f"{at}.{name}", defaults.get(name, ...) == value) for name, value in named)
+        named = ((f"{at}.{name}", defaults.get(name, ...) == value) for name, value in fault.items() if name != "kind")
+        yield from (leaf for leaf in ((at, False), *named) if leaf[0] not in EARLIEST)
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ from dashboard.studies.models import Study
 from dashboard.studies.views import QUEUED_SHOWN
 from tests.dashboard import factory
 
-MOST_CALLS = 6_500
+MOST_CALLS = 6_200
 """Calls of functions for one more queued run of a study on its page, and again when the page asks what has changed."""
 
 
