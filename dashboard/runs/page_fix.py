@@ -43,6 +43,8 @@ def fix(run: Run) -> str:
     if run.cause == "not_finite":
         return _of_loss(run)
     again = _again(run)
+    if run.task:
+        return _of_task(run, again)
     return {
         "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
         "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
@@ -51,6 +53,20 @@ def fix(run: Run) -> str:
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _of_task(run: Run, again: str) -> str:
+    """As for a run that trains, of one that cannot be cloned. Links are timed without retries."""
+    then, beside = f"then {again[:1].lower()}{again[1:]}", "See the table of ranks below for the one that"
+    lost = f"{again} once its workers report and their hosts reach each other" if run.between else ""
+    return {
+        "user_code": f"{again} once what the traceback names is mended; the log below has the lines before it.",
+        "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
+        "worker_lost": f"{lost or f'{again} once its worker reports'}.",
+        "timed_out": f"{beside} did not start, {then}.",
+        "no_progress": f"{beside} stood still, {then}.",
+        "refused": f"Bring worker and dashboard to the same version, {then}.",
+    }.get(run.cause, f"{again}; the log below says more.")
 
 
 def _retries(run: Run) -> str:
@@ -97,6 +113,8 @@ def _again(run: Run, until: int | None = None) -> str:
     """How to do the rest of the run, from a checkpoint of so many steps at most."""
     if run.between:
         return "Time the links again on Fleet"
+    if run.generates:
+        return "Generate again"
     steps = [step for step in resuming.sound(run) if until is None or step <= until]
     return f"Resume it from {step_text(steps[-1])}" if steps else "Clone it"
 

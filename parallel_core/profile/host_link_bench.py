@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, awaited, connect, joined
 from parallel_core.engine.near_groups import common_torch_group
@@ -55,7 +56,7 @@ def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]
             found += [link.model_copy(update={"hosts": 2}) for link in made]
         dist.barrier()
     for many in sorted({1, *links.group_sizes(each)}):
-        progress.at(NO_STEPS, f"{many} messages at once between the hosts")
+        progress.at(NO_STEPS, f"{plural_text(many, 'message')} at once between the hosts")
         made = _send(at, [(i, each + i) for i in range(many)], sizes)
         found += [link.model_copy(update={"ranks": 2 * many, "hosts": 2}) for link in made]
     if each > 1:

@@ -15,7 +15,7 @@ from dashboard.ledger import host_links
 from dashboard.ledger.forms import models
 from dashboard.ledger.models import LinksBetween
 from dashboard.runs import asking, linking, queue, services, turns
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
 from parallel_core.profile import curves
 from tests.dashboard import factory
 from tests.dashboard.link_runs import line, started, timed, told
@@ -131,6 +131,17 @@ def test_what_was_timed_is_kept_and_shown(member: Client, two_hosts: None, alice
     assert f'<a href="/runs/{run.pk}/">run {run.pk}</a>' in fleet and "954 MiB/s" in fleet
     run.refresh_from_db()
     assert run.summary["timed"] is None and not hasattr(run, "prediction")
+
+
+def test_of_a_run_that_ends_early_nothing_is_kept(member: Client, two_hosts: None, alice: Any) -> None:
+    run = linking.submit(owner=alice, first="yard-a", second="yard-b")
+    started(run)
+    for page in (f"/runs/{run.pk}/", f"/runs/{run.pk}/cancel"):
+        shown = plain(member.get(page).content.decode())
+        assert "Nothing that it timed is kept" in shown and "measured so far is kept" not in shown
+    factory.end(run, State.CANCELLED, cause="cancelled")
+    shown = plain(member.get(f"/runs/{run.pk}/").content.decode())
+    assert "no number of it is kept" in shown and "numbers appear here" not in shown
 
 
 def test_of_a_pair_the_newest_counts(two_hosts: None, alice: Any) -> None:

@@ -159,6 +159,19 @@ def test_every_cause_has_a_next_step(alice: Any, cause: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "cause", ("user_code", "killed_by_signal", "worker_lost", "timed_out", "no_progress", "refused", "")
+)
+@pytest.mark.parametrize(
+    ("task", "again"), [({"links": ["a", "b"]}, "ime the links again on Fleet"), ({"prompt": [1]}, "enerate again")]
+)
+def test_what_cannot_be_cloned_is_done_again(alice: Any, cause: str, task: dict[str, Any], again: str) -> None:
+    """Nor are links timed with retries."""
+    run = failed(alice, cause)
+    run.task = task
+    assert again in fix(run) and "lone" not in fix(run) and "retr" not in fix(run)
+
+
+@pytest.mark.parametrize(
     ("cause", "detail", "kind", "title"),
     [
         ("out_of_memory", "Rank 1 ran out of memory.", "memory_hog", "Memory hog"),

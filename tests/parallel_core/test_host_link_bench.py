@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from parallel_core.engine.distributed import Rendezvous
+from parallel_core.observe import progress
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path
 from parallel_core.profile import host_link_bench
@@ -24,6 +25,13 @@ SIZES = (1024, 65536)
 def _told(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[dict[str, Any]]:
     host_link_bench.run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), SIZES)
     return [frame.header for frame in read_file(events_path(folder, rank)) if frame.kind == "links"]
+
+
+def _last_seen(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> str:
+    _told(spec, rank, meeting, folder)
+    where = progress.read(folder, rank)
+    assert where is not None
+    return where.op
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +54,11 @@ def test_every_kind_of_message_is_timed(found: LinksBetween) -> None:
     for link in found.links:
         assert link.time.sizes == SIZES and all(seconds > 0 for seconds in link.time.seconds)
         assert (link.work is not None) == (link.what == "send")
+
+
+def test_one_message_is_not_plural_in_what_a_rank_is_at() -> None:
+    seen = ranks.run(spec_between("cpu", 1), _last_seen, ranks.scratch())
+    assert seen == ["1 message at once between the hosts"] * 2
 
 
 def test_the_nearest_group_that_was_timed_answers(found: LinksBetween) -> None:
