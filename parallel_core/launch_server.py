@@ -7,6 +7,7 @@ loop waits for commands (JSON lines), for the end of children (SIGCHLD through a
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import math
@@ -236,9 +237,18 @@ class Server:
         return min([LONGEST_WAIT_S, *(attempt.patience() for attempt in self.attempts.values())])
 
 
+class AddressError(OSError):
+    """The address at which other hosts are to reach this one is none of its own."""
+
+
 def _listen(host: str) -> tuple[socket.socket, Store]:
     """A listening socket on a free port, and its address. The store takes it over, so no port is guessed or fixed."""
-    listener = listen_at(host)
+    try:
+        listener = listen_at(host)
+    except OSError as error:
+        if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
+            raise
+        raise AddressError(f"the host of rank 0 has no address {host}: {error.strerror}") from error
     return listener, {"host": host or socket.gethostname(), "port": listener.getsockname()[1]}
 
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parallel_core.observe.progress import CONNECTING
+
 Nodes = Sequence[Mapping[str, Any]]
 Report = dict[str, Any]
 MERGED = ("sizes", "exits")
@@ -88,14 +90,17 @@ def verdict(report: Report, nodes: Nodes) -> Report:
     none_left = all(end.get("none_left", False) for end in ends) and not silent(report, nodes)
     best = _standstill(ordered) if ordered[0].get("cause") == "no_progress" else ordered[0]
     if all(end.get("peer") for end in ends):
-        best = {**best, "cause": "worker_lost", "detail": f"{best.get('detail', '')} {_network(nodes)}".strip()}
+        best = {**best, "cause": "worker_lost", "detail": _unconnected(str(best.get("detail", "")), nodes)}
     return {**report, **best, "none_left": none_left, **{name: report.get(name, {}) for name in MERGED}}
 
 
-def _network(nodes: Nodes) -> str:
-    """A sentence about an attempt of which no host's ranks failed by themselves."""
+def _unconnected(detail: str, nodes: Nodes) -> str:
+    """The detail of an attempt of which no host's ranks failed by themselves, with what that means."""
     *others, last = (str(node["worker"]) for node in nodes)
-    return f"No rank failed by itself: the network between {', '.join(others)} and {last} was interrupted."
+    both = f"the network between {', '.join(others)} and {last} was interrupted"
+    if detail.endswith(f" in {CONNECTING}."):
+        both += ", or they do not reach each other: each needs an address that the others reach (TRAINYARD_ADDRESS)"
+    return f"{detail} No rank failed by itself: {both}.".strip()
 
 
 def _standstill(ends: Sequence[Mapping[str, Any]]) -> Report:

@@ -36,6 +36,10 @@ def fix(run: Run) -> str:
         return "Resume from an earlier checkpoint, on another device: a device or its memory changed a value."
     if f"{CorpusError.__name__}: " in run.detail:
         return f"{_again(run)} once the right data are where its worker reads them."
+    if "AddressError: " in run.detail:
+        where, again = _first_worker(run), _again(run)
+        reached = "an address of its host that the others reach"
+        return f"Set TRAINYARD_ADDRESS on {where} to {reached}, start it again, then {again[:1].lower()}{again[1:]}."
     if NO_SPACE in run.detail:
         return f"{_again(run)} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
     if run.resume_run and _of_its_checkpoint(run):
@@ -53,6 +57,11 @@ def fix(run: Run) -> str:
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _first_worker(run: Run) -> str:
+    attempt = selectors.attempt_of(run)
+    return str(attempt.devices[0]["worker"]) if attempt and attempt.devices else "the worker of rank 0"
 
 
 def _of_task(run: Run, again: str) -> str:

@@ -60,6 +60,7 @@ OF_ERRORS = {
     "ReplicasDiffer": "replicas differ",
     "CorpusError": "the data it reads",
     "CheckpointError": "a checkpoint or weights",
+    "AddressError": "the address of its worker",
 }
 """Causes by the class of a rank's error, which stands in the detail."""
 

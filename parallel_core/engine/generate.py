@@ -19,7 +19,7 @@ from parallel_core.engine.interference import Interference
 from parallel_core.engine.reporter import Reporter
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
-from parallel_core.observe.progress import Progress
+from parallel_core.observe.progress import CONNECTING, Progress
 from parallel_core.observe.records import Sink
 from parallel_core.spec import RunSpec
 
@@ -77,7 +77,7 @@ def run_rank(
     disable_cudnn_attention()
     with awaited(rendezvous, rank):
         device = open_device(spec.train.device, rendezvous.sharing)
-    progress.at(-1, "connecting")
+    progress.at(-1, CONNECTING)
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend, generates=True)
     with joined():
         progress.at(-1, "building")

@@ -32,7 +32,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.engine.training_loop import TrainingLoop, finish
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
-from parallel_core.observe.progress import Progress
+from parallel_core.observe.progress import CONNECTING, Progress
 from parallel_core.observe.records import Sink
 from parallel_core.observe.trace_request import TraceRequests
 from parallel_core.outline import outline_of
@@ -61,7 +61,7 @@ def run_rank(
         device = _device(spec, rendezvous.sharing)
     report = Reporter(spec, rank, sink, device, TraceRequests(progress.folder))
     report.phase("building", 0)
-    progress.at(-1, "connecting")
+    progress.at(-1, CONNECTING)
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend, spec.model.tied)
     with joined(), report.flushed():
         report.clock = open_clock(rendezvous, rank, groups.store)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 _PAGE = struct.Struct("=qqq40s")
 """Fields of a page: step, CLOCK_MONOTONIC ns, pid, operation (UTF-8, NUL-padded)."""
+CONNECTING = "connecting"
+"""The operation of a rank that waits for the others, or joins them."""
 NO_STEPS = -2
 """The step of a rank that measures, and so never has one: costs for a profile, or links."""
 _STEP, _TIME, _PID = range(3)

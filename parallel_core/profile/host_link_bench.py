@@ -13,7 +13,7 @@ from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, awaited, connect, joined
 from parallel_core.engine.near_groups import common_torch_group
 from parallel_core.layout import Layout
-from parallel_core.observe.progress import NO_STEPS, Progress
+from parallel_core.observe.progress import CONNECTING, NO_STEPS, Progress
 from parallel_core.observe.records import Sink
 from parallel_core.profile import links
 from parallel_core.profile.curves import Link
@@ -32,7 +32,7 @@ def run_rank(
     """
     with awaited(rendezvous, rank):
         device = open_device(spec.train.device, rendezvous.sharing)
-    progress.at(-1, "connecting")
+    progress.at(-1, CONNECTING)
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
     with joined():
         assert groups.store is not None

@@ -106,6 +106,15 @@ def test_if_each_host_only_lost_the_others_the_network_between_them_was_at_fault
     )
 
 
+def test_ranks_that_never_met_may_not_reach_each_other() -> None:
+    """Their network was not interrupted: it never was there."""
+    seen = "Rank 2 lost the connection to another rank before its first step in connecting."
+    report = multi_host.ended({}, NODES, "a", told("a", **LOST_PEER | {"detail": seen}))
+    report = multi_host.ended(report, NODES, "b", told("b", **LOST_PEER))
+    detail = multi_host.verdict(report, NODES)["detail"]
+    assert "or they do not reach each other" in detail and "TRAINYARD_ADDRESS" in detail
+
+
 def test_of_two_causes_the_first_one_told_is_the_verdict() -> None:
     report = multi_host.ended({}, NODES, "b", told("b", outcome="interrupted", cause="interrupted"))
     report = multi_host.ended(report, NODES, "a", told("a", outcome="failed", cause="out_of_memory"))

@@ -171,6 +171,14 @@ def test_what_cannot_be_cloned_is_done_again(alice: Any, cause: str, task: dict[
     assert again in fix(run) and "lone" not in fix(run) and "retr" not in fix(run)
 
 
+def test_a_worker_with_an_address_that_is_not_its_own_is_named(reader: Client, alice: Any) -> None:
+    said = "AddressError: the host of rank 0 has no address 192.0.2.77: Cannot assign requested address"
+    run = failed(alice, "refused", said)
+    worker = run.attempts.get().devices[0]["worker"]
+    assert fix(run).startswith(f"Set TRAINYARD_ADDRESS on {worker} to an address of its host")
+    assert "Failed: the address of its worker" in plain(html(reader, run))
+
+
 @pytest.mark.parametrize(
     ("cause", "detail", "kind", "title"),
     [

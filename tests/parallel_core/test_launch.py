@@ -132,6 +132,17 @@ def test_a_later_host_must_be_told_where_the_store_is(shared: Yard) -> None:
     assert "store" in shared.until("refused", attempt=13)["message"]
 
 
+@pytest.mark.parametrize("address", ["192.0.2.77", "no.such.name.invalid"])
+def test_an_address_that_is_none_of_the_host_is_named(shared: Yard, address: str) -> None:
+    number = 14 + (address == "192.0.2.77")
+    first = order(number, shared.folder / str(number), 2) | {"address": address, "devices": [0]}
+    shared.server.start(first)
+    assert (
+        f"AddressError: the host of rank 0 has no address {address}"
+        in shared.until("refused", attempt=number)["message"]
+    )
+
+
 def test_stopping_what_is_not_there_reports_it_gone(shared: Yard) -> None:
     shared.server.stop(999)
     shared.until("gone", attempt=999)
