@@ -238,8 +238,8 @@ class RunDetail(RunOut):
 
 
 class SeriesOut(Schema):
-    """`shown` of `total` points; the three lists have the length `shown`. Steps count from 0. null = not a finite
-    number."""
+    """`shown` of `total` points; the three lists have the length `shown`. Steps count from 0; times are Unix seconds by
+    the broker's clock, where it is known how the host's own one differs. null = not a finite number."""
 
     name: str
     rank: int

@@ -28,7 +28,7 @@ from dashboard.control.wire import Entry
 from dashboard.fleet.models import Leftover
 from dashboard.json_values import clean, storable_text
 from dashboard.ledger import services as ledger
-from dashboard.runs import states
+from dashboard.runs import host_clocks, states
 from dashboard.runs.models import Attempt, OpenWaits, State
 from workers.contract import LEASE_S, ControlEntry
 
@@ -114,14 +114,14 @@ class Ingest:
         self.messages += answers(worker, body)
         live = {int(pk): progress for pk, progress in body["attempts"].items()}
         for pk, progress in live.items():
-            self._progress(entry.worker, pk, progress)
+            self._progress(entry, pk, progress)
         still = frozenset(map(int, body.get("still") or ()))
         self.heard.append(Heard(entry.worker, set(live), entry.at, still))
 
-    def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
+    def _progress(self, entry: Entry, pk: int, progress: dict[str, Any]) -> None:
         """Stops an attempt that should not be alive there; else notes where its ranks are, and repeats messages that
         still hold."""
-        attempt = self.load(pk)
+        attempt, worker = self.load(pk), entry.worker
         if attempt is None or all(node["worker"] != worker for node in attempt.devices):
             self.messages.append((worker, {"kind": "fence", "attempt": pk}))
             return
@@ -134,6 +134,7 @@ class Ingest:
         attempt.progress = {**attempt.progress, **progress}
         attempt.lease_until = timezone.now() + timedelta(seconds=LEASE_S)
         attempt.save(update_fields=("progress", "lease_until"))
+        host_clocks.note(attempt, worker, entry.body.get("time"), entry.at)
         self._announce(attempt, "progress")
         if multi_host.waits_for_store(attempt.report, attempt.devices, worker):
             self.messages.append((worker, store_at(attempt)))

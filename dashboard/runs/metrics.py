@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from django.db.models import Case, F, Min, Q, QuerySet, When
 
+from dashboard.runs.host_clocks import ahead
 from dashboard.runs.models import Attempt, Run, SeriesChunk
 from parallel_core.analysis.downsample import Means, thin
 from parallel_core.observe.records import POINT, SPARSE_SERIES
@@ -27,8 +28,8 @@ _NEWEST_FIRST = tuple(f"-{field}" for field in _IN_ORDER)
 
 @dataclass(frozen=True)
 class Series:
-    """`shown` of `total` points; step i4, time (unix seconds) f8, value f8, all of length `shown`. `means` = what they
-    stand for where they are not all of them."""
+    """`shown` of `total` points; step i4, time (unix seconds by the broker's clock) f8, value f8, of length `shown`.
+    `means` = what they stand for where they are not all of them."""
 
     step: np.ndarray
     time: np.ndarray
@@ -58,14 +59,14 @@ def series(
     `buckets` > 0 thins them; 0 keeps all. Without `pauses`, times go on as if no time had passed between attempts (see
     `pause`).
     """
-    parts, _ = _merged(_chunks(run, name, rank), since_step, _begun(run, name))
+    parts, _ = _merged(_chunks(run, name, rank), ahead(run, rank), since_step, _begun(run, name))
     points = _joined(parts, pauses=pauses)
     return _series(points[points["step"] > since_step], buckets)
 
 
 def series_and_replaced(run: Run, name: str, rank: int = 0, buckets: int = 0) -> tuple[Series, list[Series]]:
     """The series of a rank, and of each earlier attempt the points that a later one replaced, if there are any."""
-    parts, replaced = _merged(_chunks(run, name, rank), begun=_begun(run, name))
+    parts, replaced = _merged(_chunks(run, name, rank), ahead(run, rank), begun=_begun(run, name))
     return _series(_joined(parts), buckets), [_series(one, buckets) for one in replaced.values()]
 
 
@@ -87,7 +88,8 @@ def grown(run: Run, name: str, rank: int, step: int) -> tuple[Series, list[Serie
     heads, own, ends = _heads(chunks, begun)
     read = {head.pk for group in own.values() for head in (group[0], group[-1])}
     read |= {head.pk for head in heads if head.first < ends[head.attempt] <= head.last}  # replaced in part
-    parts, replaced = _merged(chunks.filter(Q(pk__in=read) | Q(last_step__gt=step)), begun=begun)
+    wanted = chunks.filter(Q(pk__in=read) | Q(last_step__gt=step))
+    parts, replaced = _merged(wanted, ahead(run, rank), begun=begun)
     held, over = 0, Counter[int]()
     for head in heads:
         if head.pk in read or head.last > step:
@@ -117,7 +119,7 @@ def first_after(run: Run, name: str, rank: int, step: int, limit: int) -> Series
             wanted -= head.points
         elif head.pk not in read:
             unread += head.points
-    parts, _ = _merged(chunks.filter(pk__in=read), step, begun)
+    parts, _ = _merged(chunks.filter(pk__in=read), ahead(run, rank), step, begun)
     points = _joined(parts)
     found = _series(points[points["step"] > step], 0, unread)
     shown = min(limit, found.shown)
@@ -221,7 +223,7 @@ Part = tuple[int, np.ndarray]
 
 def _joined(parts: Sequence[Part], *, pauses: bool = True) -> np.ndarray:
     """The parts of `_merged`, one after another. Without `pauses`, those of each later attempt are moved to follow the
-    ones before; so they are where they would else begin before these, by the clock of another host."""
+    ones before; so they are where they would else begin before these, by a clock that no heartbeat has told."""
     held = np.empty(0, POINT)
     for _, own in groupby(parts, key=itemgetter(0)):
         points = np.concatenate([part for _, part in own])
@@ -232,10 +234,14 @@ def _joined(parts: Sequence[Part], *, pauses: bool = True) -> np.ndarray:
 
 
 def _merged(
-    chunks: QuerySet[SeriesChunk], since_step: int = -1, begun: Mapping[int, int] = MappingProxyType({})
+    chunks: QuerySet[SeriesChunk],
+    early: Mapping[int, float],
+    since_step: int = -1,
+    begun: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[list[Part], dict[int, np.ndarray]]:
     """The points of all attempts; each later attempt replaces the earlier ones from its first step on, or from the one
-    in `begun`. And by the attempt's number those that were replaced, if there are any."""
+    in `begun`. And by the attempt's number those that were replaced, if there are any. `early` = `host_clocks.ahead`:
+    times become those of the broker's clock."""
     # The first step of a later attempt is needed even if its early chunks are not.
     firsts: dict[int, int] = dict(begun)
     rows: list[tuple[int, Any]] = []
@@ -248,7 +254,8 @@ def _merged(
     parts: list[Part] = []
     replaced: dict[int, list[np.ndarray]] = {}
     for number, data in rows:
-        points = np.frombuffer(bytes(data), POINT)
+        points = np.frombuffer(bytes(data), POINT).copy()
+        points["time"] -= early.get(number, 0.0)
         later = [first for other, first in firsts.items() if other > number]
         valid = points["step"] < min(later, default=np.inf)
         parts.append((number, points[valid]))
@@ -259,7 +266,7 @@ def _merged(
 
 def parts_of(run: Run, name: str, rank: int = 0) -> list[Part]:
     """The points of a series that hold, i.e. that no later attempt has replaced, with the attempts that they are of."""
-    parts, _ = _merged(_chunks(run, name, rank))
+    parts, _ = _merged(_chunks(run, name, rank), ahead(run, rank))
     return parts
 
 

@@ -125,6 +125,9 @@ class Run(models.Model):
     """When somebody asked for a trace of the next step; `trace_step` is the step that the controller then chose."""
     trace_step = models.IntegerField(null=True, blank=True)
     trace_how = models.CharField(max_length=8, choices=[(how, how) for how in HOWS], default=HOWS[0])
+    clocks = models.JSONField(default=dict, blank=True)
+    """Number of an attempt -> worker -> [its first rank there, its ranks there, by how many seconds that host's clock
+    was ahead of the broker's] (runs.host_clocks)."""
 
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
     queued_at = models.DateTimeField()

@@ -81,7 +81,8 @@ class Peer:
             for i in range(self.devices)
         ]
         live = {str(pk): {"0": {"step": step, "op": "0F1", "age": 0.1}} for pk in attempts}
-        about = {"host": "host-a", "version": "1", "time": 0.0, "load": 0.1, "memory_total": 1, "memory_available": 1}
+        about = {"host": "host-a", "version": "1", "load": 0.1, "memory_total": 1, "memory_available": 1}
+        about["time"] = time.time() - age
         lists = {"devices": devices, "attempts": live, "tasks": list(TASKS), "fields": later()}
         self.say("heartbeat", {**about, **lists, **more}, age=age)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
+from django.conf import settings
 
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, states
 from dashboard.runs.models import Attempt, Cursor, LogChunk, RankInfo, Run, SeriesChunk, SpanChunk, State
-from parallel_core.observe.records import MEMORY, SPAN, encode
+from parallel_core.observe.records import MEMORY, POINT, SPAN, encode
 from tests.dashboard.fake_worker import Peer, points_frame, spans_frame
 from tests.dashboard.ingested import on_both_devices, steps
 from workers.contract import EVENTS
@@ -324,3 +326,42 @@ def test_a_torn_frame_at_the_very_end_does_not_hold_up_settling(
     controller.turn()
     assert Attempt.objects.get().settled
     assert steps(attempt) == list(range(5))
+
+
+def timed(first: int, count: int, begins: float, rank: int = 0) -> bytes:
+    """Points of the loss, a second apart from `begins` on."""
+    rows = np.frombuffer(points_frame(first, count)[-count * POINT.itemsize :], POINT).copy()
+    rows["time"] = begins + np.arange(count)
+    return encode({"kind": "points", "rank": rank, "t": 1.0, "series": [["loss", count]]}, rows.tobytes())
+
+
+def test_points_are_on_one_clock_whatever_those_of_the_hosts_say(
+    peer: Peer, controller: Controller, attempt: Attempt
+) -> None:
+    now, other = time.time(), Peer(settings.REDIS_URL, "yard-b")
+    Worker.objects.create(name="yard-b", boot="boot-1")
+    peer.beat(attempt.pk)
+    peer.send(attempt.pk, timed(0, 5, now))
+    controller.turn()
+    Run.objects.filter(pk=attempt.run_id).update(retries_left=1)
+    states.lose(attempt, "gone")
+    nodes = [
+        {"worker": "yard-a", "devices": [0], "first_rank": 0, "address": "host-a"},
+        {"worker": "yard-b", "devices": [0], "first_rank": 1, "address": "host-b"},
+    ]
+    again = states.place(Run.objects.get(pk=attempt.run_id), nodes, Worker.objects.get(name="yard-a"))
+    states.running(again)
+    peer.beat(again.pk, time=now + 3600)  # its clock was set meanwhile
+    other.beat(again.pk, time=now - 904)  # 900 s behind, and this one came 4 s late
+    peer.send(again.pk, timed(3, 5, now + 3600 + 10))
+    other.send(again.pk, timed(3, 5, now - 900 + 10, 1), rank=1)
+    controller.turn()
+    other.beat(again.pk, time=time.time() - 900)
+    peer.beat(again.pk, time=time.time())  # and set back: its ranks do not look at it again
+    controller.turn()
+    run = Run.objects.get(pk=attempt.run_id)
+    own, replaced = selectors.series_and_replaced(run, "loss")
+    assert own.time - now == pytest.approx([0, 1, 2, 10, 11, 12, 13, 14], abs=0.5)
+    assert replaced[0].time - now == pytest.approx([3, 4], abs=0.5)
+    assert selectors.series(run, "loss", 1).time - now == pytest.approx([10, 11, 12, 13, 14], abs=0.5)
+    assert run.clocks["1"]["yard-a"][-1] == 0.0, "within what a heartbeat tells, times are left as they are"
