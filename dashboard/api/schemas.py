@@ -170,13 +170,14 @@ class RunOut(Schema):
     tokens_per_s: float | None
     memory_peak_bytes: int | None
     created_at: datetime
-    started_at: datetime | None
+    started_at: datetime | None = Field(description="start of its newest attempt; null while that has not started")
     ended_at: datetime | None
     steps_done: int = Field(description="as pages and checkpoints count: `step` + 1, 0 before the first")
     final_loss: float | None = Field(description="loss of its last step; null until it has ended")
     held_out: float | None = Field(description="newest loss of the held-out samples; null where none was evaluated")
     run_on: str = Field(description="the devices chosen for it, worker:NAME or type:NAME; empty for any")
     priority: PriorityName = Field(description="how soon it is served while it is queued")
+    first_started_at: datetime | None = Field(description="start of its first attempt that started, as `started_at`")
 
 
 class RunListed(RunOut):

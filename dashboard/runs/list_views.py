@@ -64,6 +64,7 @@ FIELDS = (
     "notes",
     "run_on",
     "priority",
+    "first_started_at",
 )
 """Names of a run's record. A new one comes last: some read the file by the position of a column. Behind them come the
 leaves of the spec, in an order that changes with the spec."""
@@ -190,7 +191,7 @@ def as_row(run: Run) -> dict[str, Any]:
         ),
         *(run.created_at, run.started_at, run.ended_at, run.steps_done),
         *(finite(run.loss) if run.state in ENDED else None, finite(run.held_out), run.notes),
-        *(run.run_on, Priority(run.priority).word),
+        *(run.run_on, Priority(run.priority).word, run.first_started_at),
     )
     return dict(zip(FIELDS, values, strict=True))
 

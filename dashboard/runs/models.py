@@ -131,7 +131,10 @@ class Run(models.Model):
 
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
     queued_at = models.DateTimeField()
+    first_started_at = models.DateTimeField(null=True, blank=True)
+    """When the ranks of its first attempt that came so far were up."""
     started_at = models.DateTimeField(null=True, blank=True)
+    """The same of its newest attempt; null until then, also while it is queued again."""
     ended_at = models.DateTimeField(null=True, blank=True)
 
     # Newest values, for lists: written with the points they come from.

@@ -61,9 +61,12 @@ def age_text(run: Run) -> SafeString:
     """How long the run has been queued or running; or how long ago it ended, and how long it took if it started."""
     if run.ended_at:
         return format_html("ended {}{}", since(run.ended_at, "ago"), _took(run))
-    if run.started_at:
-        return format_html("running for {}", since(run.started_at, "span"))
-    return format_html("queued {}", since(run.queued_at, "ago"))
+    began, first = run.started_at, run.first_started_at
+    before = format_html(", first started {}", since(first, "ago")) if first and first != began else ""
+    if began:
+        this = " in this attempt" if before else ""
+        return format_html("running for {}{}{}", since(began, "span"), this, before)
+    return format_html("queued {}{}", since(run.queued_at, "ago"), before)
 
 
 def _took(run: Run) -> str:

@@ -16,6 +16,8 @@ from datetime import datetime
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Value
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from dashboard.live.announce import announce
@@ -126,7 +128,8 @@ def running(attempt: Attempt, begins: dict[str, Any] | None = None) -> Run:
     _require_live(attempt)
     attempt.begins = begins or {}
     now = timezone.now()
-    run = _move(attempt.run_id, (State.STARTING,), State.RUNNING, started_at=now)
+    first = Coalesce("first_started_at", Value(now))
+    run = _move(attempt.run_id, (State.STARTING,), State.RUNNING, started_at=now, first_started_at=first)
     Attempt.objects.filter(pk=attempt.pk).update(started_at=now, begins=attempt.begins)
     where = beginning(attempt)
     ranks = f"All {run.devices} ranks" if run.devices > 1 else "The only rank"

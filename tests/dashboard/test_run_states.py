@@ -10,10 +10,11 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import services
+from dashboard.runs import list_views, services, states
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_verdict import verdict
 from tests.dashboard import factory
+from tests.dashboard.ingested import on_both_devices
 
 
 def html(client: Client, run: Run) -> str:
@@ -84,6 +85,23 @@ def test_a_run_that_was_retried_took_as_long_as_all_its_attempts(reader: Client,
     Attempt.objects.filter(pk=second).update(started_at=now - timedelta(minutes=30), ended_at=now)
     Attempt.objects.filter(pk=untaken).update(started_at=None)
     assert ", took 2 h 30 min in 2 attempts" in html(reader, run)
+
+
+def test_a_retried_run_tells_its_first_start_beside_that_of_its_newest_attempt(reader: Client, alice: Any) -> None:
+    attempt = on_both_devices(alice)
+    run = Run.objects.get(pk=attempt.run_id)
+    assert "first started" not in html(reader, run) and run.first_started_at == run.started_at is not None
+    began = timezone.now() - timedelta(hours=10, minutes=2)
+    Run.objects.filter(pk=run.pk).update(started_at=began, first_started_at=began, retries_left=1)
+    states.lose(attempt, "gone")
+    assert ", first started 10 h ago" in re.sub(r"<[^>]+>", "", html(reader, run))
+    states.running(states.place(Run.objects.get(pk=run.pk), attempt.devices, attempt.worker))
+    text = re.sub(r"<[^>]+>", "", html(reader, run))
+    assert re.search(r"running for \d+ s in this attempt, first started 10 h ago", text)
+    told = reader.get(f"/api/v1/runs/{run.pk}").json()["data"]
+    row = list_views.as_row(Run.objects.get(pk=run.pk))
+    assert told["first_started_at"][:19] == began.isoformat()[:19] < told["started_at"][:19]
+    assert (row["first_started_at"], row["started_at"] > began) == (began, True)
 
 
 def test_a_lost_run_says_once_that_it_was_lost(reader: Client, alice: Any) -> None:
