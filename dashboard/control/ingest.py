@@ -16,7 +16,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from dashboard.control import multi_host
+from dashboard.control import multi_host, standstill
 from dashboard.control.arrival import is_complete, rewind, sizes_of
 from dashboard.control.batches import Batch
 from dashboard.control.dispatch import ControlMessage
@@ -196,7 +196,7 @@ class Ingest:
             if multi_host.failing(report) and not attempt.over:
                 self.messages += [(name, {"kind": "end", "attempt": attempt.pk}) for name in waits_for]
             return
-        whole = multi_host.verdict(report, attempt.devices)
+        whole = standstill.explained(attempt, multi_host.verdict(report, attempt.devices))
         run = states.finish(attempt, whole["outcome"], whole.get("cause", ""), whole.get("detail", ""), whole)
         attempt.refresh_from_db()
         attempt.run = run

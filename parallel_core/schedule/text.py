@@ -50,10 +50,16 @@ def spoken(op: str) -> str:
     Other text stays unchanged.
     """
     found = _SPELT.fullmatch(op)
-    if found is None or found[2] not in Kind.__members__:
+    if found is None or parsed(op) is None:
         return op
     which = f" {found[3]}" if found[3] else ""
     return f"{WORDS.get(Kind[found[2]], found[2])}{which} of stage {found[1]}{found[4] or ''}"
+
+
+def parsed(op: str) -> tuple[int, Kind] | None:
+    """Stage and kind of an operation as `str(Op)` writes it, whatever follows; None of other text, and of a PAIR."""
+    found = _SPELT.fullmatch(op)
+    return (int(found[1]), Kind[found[2]]) if found and found[2] in Kind.__members__ else None
 
 
 def grid(schedule: Schedule, mark: tuple[int, int] | None = None) -> str:

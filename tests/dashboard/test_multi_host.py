@@ -373,6 +373,21 @@ def test_it_is_stuck_when_no_rank_moves_on_any_host(
     assert swept(False, True) == ["yard-b"]  # those of the other host have ended
 
 
+def test_a_standstill_over_hosts_says_who_waits_for_whom(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+) -> None:
+    for rank, peer in enumerate(peers):
+        peer.beat(attempts={str(attempt.pk): {str(rank): {"step": 7, "op": "0OPT_STEP", "age": 61.0}}})
+        detail = f"No rank moved for 60 s: rank {rank} at step 7 in optimizer of stage 0."
+        peer.ended(attempt.pk, outcome="failed", cause="no_progress", detail=detail)
+    controller.turn()
+    run = Run.objects.get(pk=attempt.run_id)
+    assert run.cause == "no_progress" and run.detail.startswith("No rank moved for 60 s: rank 0 at step 7 in optimizer")
+    assert run.detail.endswith(
+        "Rank 0 waits for rank 1 and rank 1 waits for rank 0: the network between yard-a and yard-b may drop packets."
+    )
+
+
 @pytest.fixture
 def impatient(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> Controller:
     monkeypatch.setattr(controller, "_lease", LEASE)
