@@ -35,6 +35,18 @@ def test_tests_and_benchmarks_use_no_variable_of_another_project(command: str, m
     assert became.items() >= PREFIXED.items()
 
 
+@pytest.mark.parametrize("command", ["setup", "password", "compact"])
+def test_arguments_that_a_command_has_not_are_refused_before_anything_is_done(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run", command, "--port", "8001"])
+    done: list[Any] = []
+    run = script(set_up=lambda *_: done.append("set up"), become=lambda *_, **__: done.append("become"))
+    with pytest.raises(SystemExit, match=f"./run {command} takes no arguments, but was given: --port 8001"):
+        run["main"]()
+    assert not done
+
+
 def test_what_is_imported_beforehand_uses_none_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in FOREIGN.items():
         monkeypatch.setenv(name, value)
