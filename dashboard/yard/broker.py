@@ -17,6 +17,9 @@ READY_LIMIT_S = 10.0
 MAX_SOCKET_PATH = 100
 """The kernel limits the path of a Unix socket to 107 bytes."""
 
+VARIABLES = {"TZ": "UTC"}
+"""Of its environment: it logs in local time, and all other parts of the yard in UTC."""
+
 
 def command(folder: Path, socket: Path) -> list[str]:
     """The server's command line: loses at most the last second, never evicts, can be reached only through the socket.

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -60,13 +60,14 @@ def _keep_end(log: Path, kept: Path) -> None:
 @dataclass
 class Part:
     """One process of the yard. `stop_after` = seconds from TERM to KILL, `pass_fds` = open files that it gets under the
-    same numbers."""
+    same numbers, `variables` = what its environment has beside that of the yard."""
 
     name: str
     command: Sequence[str]
     log: Path
     stop_after: float = 3.0
     pass_fds: Sequence[int] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started: float = 0.0
@@ -84,7 +85,7 @@ class Part:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
-                env={**env, **told_parent()},
+                env={**env, **told_parent(), **self.variables},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

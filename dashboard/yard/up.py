@@ -95,6 +95,7 @@ class Yard:
         # Each gunicorn gets the yard's own socket, also one that is started again: no other program takes the port.
         web = [*serve, "--bind", f"fd://{self.listener.fileno()}", "--workers", "1"]
         self.broker = self._part("redis", broker.command(home.broker, home.socket), 0.5)
+        self.broker.variables = broker.VARIABLES
         self.web = self._part("web", web, 1.0, pass_fds=(self.listener.fileno(),))
         self.controller = self._part("controller", [python, "manage.py", "controller"], 1.0)
         self.worker = self._part("worker", [python, "-m", "workers"], EXIT_S + Settings.from_env(self.env).leave_s)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,26 @@ def test_a_broker_that_does_not_come_up_is_told_with_its_last_words(
     with pytest.raises(SystemExit, match=r"did not answer within 10 s\. It said last: Can't open the append-only file"):
         yard._wait_for_broker()
     yard.lock.release()
+
+
+def test_the_broker_logs_in_utc_as_all_parts_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dashboard.yard import up
+
+    home = Home(tmp_path)
+    home.prepare()
+    monkeypatch.setenv("TZ", "Asia/Kolkata")  # 5:30 h ahead
+    yard = up.Yard(home)
+    begun = datetime.now(UTC)
+    yard.broker.start(yard.env, tmp_path)
+    up.broker.wait_ready(yard.env["REDIS_URL"])
+    stop_in_order([[yard.broker]])
+    yard.listener.close()
+    yard.lock.release()
+    times = re.findall(r"(\d+ \w+ \d{4} [\d:]{8})", yard.broker.log.read_text())
+    assert times
+    for text in times:
+        at = datetime.strptime(text, "%d %b %Y %H:%M:%S").replace(tzinfo=UTC)
+        assert abs(at - begun) < timedelta(hours=1), text
 
 
 def test_a_process_that_ends_on_a_full_disk_is_told_with_that(
