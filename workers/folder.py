@@ -103,16 +103,29 @@ class Folder:
 
 
 def unsettled(attempts: Path) -> list[Folder]:
-    """Folders of attempts that are not settled, by id; those older than KEEP_S are deleted."""
+    """Folders of attempts that are not settled, by id; those older than KEEP_S are deleted, with a line in the log if
+    the yard has not taken all of it."""
     found = []
     for path in attempts.iterdir() if attempts.exists() else ():
         if not path.name.isdecimal():
             continue
         if time.time() - path.stat().st_mtime > KEEP_S:
-            shutil.rmtree(path, ignore_errors=True)
+            _delete(Folder(path))
         elif not (folder := Folder(path)).settled:
             found.append(folder)
     return sorted(found, key=lambda folder: folder.attempt)
+
+
+def _delete(folder: Folder) -> None:
+    """Deletes the folder of an attempt that is older than KEEP_S."""
+    if not folder.settled:
+        message = folder.load().message
+        run = f" of run {message['run']}" if message else ""
+        log.warning(
+            "attempt %d%s: its records are deleted, because the yard has not taken all of them within %.0f days",
+            *(folder.attempt, run, KEEP_S / 86400),
+        )
+    shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

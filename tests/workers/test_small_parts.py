@@ -101,13 +101,20 @@ def test_what_a_settled_attempt_left_of_a_save_goes(tmp_path: Path) -> None:
     assert not mine.exists() and all(path.exists() for path in others)
 
 
-def test_old_folders_are_removed(tmp_path: Path) -> None:
-    folder = Folder.claim(tmp_path, 4)
-    assert folder
+def test_old_folders_are_removed_and_named_in_the_log_where_the_yard_has_not_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, taken = Folder.claim(tmp_path, 4), Folder.claim(tmp_path, 5)
+    assert kept and taken
+    kept.save(Meta({"run": 9}))  # type: ignore[arg-type]
+    taken.settle()
     past = time.time() - KEEP_S - 60
-    os.utime(folder.path, (past, past))
+    for folder in (kept, taken):
+        os.utime(folder.path, (past, past))
     assert unsettled(tmp_path) == []
-    assert not folder.path.exists()
+    assert not kept.path.exists() and not taken.path.exists()
+    why = "its records are deleted, because the yard has not taken all of them within 7 days"
+    assert [record.getMessage() for record in caplog.records] == [f"attempt 4 of run 9: {why}"]
 
 
 # Orders
