@@ -13,6 +13,9 @@ from parallel_core.bench import BENCHES
 from parallel_core.cli import main
 from parallel_core.faults import KINDS as FAULTS
 from parallel_core.outline import KINDS as MODELS
+from parallel_core.plan.cluster import accuracy
+from parallel_core.plan.cluster.fit import FREE
+from parallel_core.plan.cluster.zero_bubble import bubble_rows, models
 from parallel_core.schedule.traits import TRAITS
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +93,34 @@ def test_links_lead_to_files_and_headings_that_are_there(path: Path) -> None:
         assert target.exists(), link
         headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if link[1] else []
         assert not link[1] or link[1] in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, link
+
+
+def of_published(key: str) -> list[str]:
+    """Rows, mean error and worst of the row of the README's table that begins so."""
+    table = README[README.index("| compared with | rows | mean error | worst |") :].split("\n\n")[0]
+    (row,) = [line for line in table.splitlines() if line.startswith(f"| {key}")]
+    return [cell.strip() for cell in row.strip("|").split("|")][1:]
+
+
+def test_the_table_of_published_results_has_what_the_page_accuracy_computes() -> None:
+    times, figure = accuracy.step_times(), accuracy.figure_1()
+    for key, rows in (
+        ("step times of Korthikanti", [row for row in times if not row.fitted]),
+        ("the same, the rows that three constants were fitted on", [row for row in times if row.fitted]),
+    ):
+        found = accuracy.summary(rows)
+        each = [f"{100 * found.mean:.1f} %", f"{100 * found.worst:.1f} %"]
+        assert of_published(key) == [str(len(rows)), *each]
+    assert len(FREE) == 3
+    assert of_published("memory") == [str(len(figure)), "0", "0"] and accuracy.summary(figure).worst < 1e-12
+
+
+@pytest.mark.full
+def test_the_table_has_the_bubble_rates_that_the_page_accuracy_computes() -> None:
+    rows = [row for model in models() for row in bubble_rows(model)]
+    points = [abs(row.points(name)) for row in rows for name in row.predicted]
+    words = [str(len(points)), f"{sum(points) / len(points):.1f}", f"{max(points):.1f}"]
+    assert of_published("bubble rates") == words
 
 
 def test_what_an_extender_is_sent_to_is_there() -> None:
