@@ -12,6 +12,7 @@ from dashboard.runs.models import State
 from dashboard.studies import excluded
 from dashboard.studies.excluded import NAMED
 from dashboard.studies.generation import Generations, Row
+from parallel_core.analysis import cautions
 from parallel_core.analysis import sentences as common
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.generated import first_difference
@@ -125,7 +126,7 @@ def _disturbed(view: Generations) -> list[str]:
         share = percent_text(max(row.others or 0.0 for row in left))
         verb = "was" if len(left) == 1 else "were"
         return [f"{named} {verb} disturbed: others used up to {share} of a device, so their times are left out."]
-    every = common.disturbed([row.others for row in view.rows if row.done], DISTURBED_ABOVE)
+    every = cautions.disturbed([row.others for row in view.rows if row.done], DISTURBED_ABOVE)
     return [every] if every else []
 
 

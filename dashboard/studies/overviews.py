@@ -15,7 +15,7 @@ from dashboard.studies.by_loss import Ranking
 from dashboard.studies.comparability import tolerance, why_not
 from dashboard.studies.losses import Losses
 from dashboard.studies.rows import Row
-from parallel_core.analysis import host_drift, sentences
+from parallel_core.analysis import cautions, host_drift, sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity
 from parallel_core.analysis.quantities import count_text, plural_text, seconds_text
@@ -151,12 +151,12 @@ class Overview:
         if self.side_by_side:
             return [sentence for sentence in (*said, diverged, skipping, *self.left_out) if sentence]
         done = [entry for entry in self.entries if entry.done]
-        used = sentences.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
-        warning = used or sentences.occupied([entry.label for entry in done if entry.processes])
+        used = cautions.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
+        warning = used or cautions.occupied([entry.label for entry in done if entry.processes])
         before, after = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
         machines = self.machines
         (before if machines.mostly else after).append(machines.warning)
-        (before if self._few_steps_in_all else after).append(sentences.few_steps(self.like_for_like.results))
+        (before if self._few_steps_in_all else after).append(cautions.few_steps(self.like_for_like.results))
         if not self.mostly_disturbed:
             after.append(host_drift.drift_warning(self.pace_spread, self._at_one_pace, hosts=bool(machines.moved)))
         after.append(host_drift.contention_warning(self.companies))
@@ -170,7 +170,7 @@ class Overview:
         cores = study.shared_cores if study else 0
         done = [row for row in self.rows if row.entry.done]
         many = sum(row.run.devices > cores and row.spec.train.device == "cpu" for row in done)
-        return sentences.crowded(many, len(done), cores) if cores else ""
+        return cautions.crowded(many, len(done), cores) if cores else ""
 
     @property
     def left_out(self) -> list[str]:
@@ -179,7 +179,7 @@ class Overview:
 
     @property
     def _baseline_warning(self) -> str:
-        return sentences.disturbed_baseline(self.base) if self.base else ""
+        return cautions.disturbed_baseline(self.base) if self.base else ""
 
     @property
     def warned_first(self) -> int:
@@ -191,7 +191,7 @@ class Overview:
     @property
     def _few_steps_in_all(self) -> bool:
         """Whether too few timed steps are part of every ratio over the baseline, as it has too few itself."""
-        return self.base is not None and bool(sentences.few_steps(self.like_for_like.results)) and self.base.step.few
+        return self.base is not None and bool(cautions.few_steps(self.like_for_like.results)) and self.base.step.few
 
     @property
     def machines(self) -> Machines:

@@ -15,7 +15,7 @@ from dashboard.studies.comparability import same_work
 from dashboard.studies.entries import taken_of
 from dashboard.studies.overviews import SIDE_BY_SIDE, Overview
 from dashboard.studies.rows import Row
-from parallel_core.analysis import sentences
+from parallel_core.analysis import cautions, sentences
 from parallel_core.analysis.align import Side, align_sides, sentence
 from parallel_core.analysis.causes import LOSSES
 from parallel_core.analysis.diagnosis.case import REPLAYED
@@ -149,7 +149,7 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], l
     said.sort(key=lambda one: one[0], reverse=True)
     if not said:
         return ["No traced step of several devices can be replayed.", *_left_out(0, left)], []
-    noisy = sentences.disturbed([taken_of(row.run) for _, _, row in said], DISTURBED_ABOVE)
+    noisy = cautions.disturbed([taken_of(row.run) for _, _, row in said], DISTURBED_ABOVE)
     lines = [text for _, text, _ in said[:MOST_FREED]]
     lines += filter(None, (_rest([ratio for ratio, _, _ in said[MOST_FREED:]]), noisy))
     shown = min(len(lines), FIRST - 1)  # the first line is not the best of all where runs are left out

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_core.analysis import sentences
+from parallel_core.analysis import cautions, sentences
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.parity import parity
@@ -106,9 +106,9 @@ def test_one_timed_step_is_said_instead_of_a_spread() -> None:
 
 def test_more_steps_are_asked_for_where_runs_have_too_few() -> None:
     short = replace(DP, step=summarise([0.06]))
-    told = sentences.few_steps([SINGLE, short, NAIVE])
+    told = cautions.few_steps([SINGLE, short, NAIVE])
     assert told.startswith("1 of 3 runs has fewer than 5 timed steps, too few") and len(told.split()) <= 25
-    assert sentences.few_steps(ALL) == sentences.few_steps([short]) == ""
+    assert cautions.few_steps(ALL) == cautions.few_steps([short]) == ""
 
 
 positive = st.floats(1e-6, 1e3)
@@ -183,10 +183,10 @@ def test_why_one_is_fastest_and_one_is_slowest_is_said() -> None:
     assert sentences.slowest([slower := replace(SINGLE, slowed_by="slow link"), broken], slower).endswith("devices.")
     alone = replace(taken, devices=1, step=stats(0.2))
     assert sentences.slowest([SINGLE, alone], SINGLE).endswith("; other processes took 70 % of its device.")
-    assert sentences.disturbed_baseline(SINGLE) == ""
-    assert sentences.disturbed_baseline(replace(SINGLE, taken=0.63)).startswith("The baseline, Single, was disturbed: ")
+    assert cautions.disturbed_baseline(SINGLE) == ""
+    assert cautions.disturbed_baseline(replace(SINGLE, taken=0.63)).startswith("The baseline, Single, was disturbed: ")
     for base, whose in ((SINGLE, "its device"), (replace(DP, devices=2), "one of its devices")):
-        said = sentences.disturbed_baseline(replace(base, taken=0.63))
+        said = cautions.disturbed_baseline(replace(base, taken=0.63))
         assert f" took 63 % of {whose}, so speedups" in said, "the share is of the device that others used most"
 
 
@@ -401,12 +401,12 @@ def test_a_lead_within_noise_is_not_called_fastest() -> None:
 
 
 def test_disturbance_is_said_with_its_count_and_its_size() -> None:
-    text = sentences.disturbed([0.3, None, 0.05, 0.12], 0.10)
+    text = cautions.disturbed([0.3, None, 0.05, 0.12], 0.10)
     assert text.startswith("2 of 3 runs were disturbed: other processes took up to 30 % of one of their devices, ")
-    assert sentences.disturbed([0.05, None], 0.10) == ""
-    assert sentences.disturbed([0.3], 0.10).startswith(
+    assert cautions.disturbed([0.05, None], 0.10) == ""
+    assert cautions.disturbed([0.3], 0.10).startswith(
         "The run was disturbed: other processes took up to 30 % of one of its"
     )
-    one = sentences.disturbed([0.3, 0.05], 0.10)
+    one = cautions.disturbed([0.3, 0.05], 0.10)
     assert one.startswith("1 of 2 runs was disturbed: other processes took up to 30 % of one of its devices, ")
     assert len(text.split()) <= 25
