@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from dashboard.runs import generated_text, linking, resuming, selectors, text_times
+from dashboard.runs import page_losses as losses
 from dashboard.runs.asking import queued_runs
 from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.form_words import in_ended_words
@@ -17,9 +16,7 @@ from dashboard.runs.own_ahead import OwnAhead, own_ahead
 from dashboard.runs.page_fix import NO_SPACE, fix
 from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
-from dashboard.runs.skips import skipped
 from dashboard.runs.turns import queue_order
-from parallel_core.analysis.diagnosis.divergence import LAST, SPIKE, risen_since, what_is_skipped
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import (
@@ -149,7 +146,7 @@ def _running(run: Run) -> Verdict:
     elif run.tokens_per_s:
         parts.append(rate_text(run.tokens_per_s, target_of(run)))
     parts += filter(None, [left_text(run)])
-    return Verdict(f"{_diverged(run)}{', '.join(parts)}{_bubble(run, spec)}.", more=_skipped(run))
+    return Verdict(f"{losses.diverged(run)}{', '.join(parts)}{_bubble(run, spec)}.", more=losses.skipped_updates(run))
 
 
 def _bubble(run: Run, spec: RunSpec) -> str:
@@ -176,7 +173,7 @@ def _succeeded(run: Run) -> Verdict:
     timed = run.summary.get("timed")
     early = f"{in_ended_words(run.detail, run.cause)} " if run.cause == "time_limit" else ""
     if not timed:
-        return Verdict(f"{early}{_diverged(run)}{steps_text((run.step or 0) + 1)} done; none was timed.")
+        return Verdict(f"{early}{losses.diverged(run)}{steps_text((run.step or 0) + 1)} done; none was timed.")
     spread = f"{seconds_text(timed['p10'])} to {seconds_text(timed['p90'])} over {timed['n']} timed steps"
     first = f"{seconds_text(timed['median'])} a step ({spread if timed['n'] > 1 else 'the only one that was timed'})"
     if timed["median"] > 0:
@@ -184,44 +181,10 @@ def _succeeded(run: Run) -> Verdict:
         first += f", {rate_text(rate, target_of(run))}"
     memory = run.summary.get("memory")
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
-    risen = _diverged(run) or _rise(run)
-    ending = "" if risen and not run.summary.get("held_out") else _final_losses(run)
-    more = [_skipped(run), _busy(run), lateness(run.summary.get("staleness") or {})]
+    risen = losses.diverged(run) or losses.rise(run)
+    ending = "" if risen and not run.summary.get("held_out") else losses.final_losses(run)
+    more = [losses.skipped_updates(run), _busy(run), lateness(run.summary.get("staleness") or {})]
     return Verdict(f"{early}{risen}{first}.{second}{ending}", more=" ".join(part for part in more if part))
-
-
-def _rise(run: Run) -> str:
-    """That the run ended at a loss above its first one, by more than noise: nothing else matters about it; else ''."""
-    last, points = run.summary.get("final_loss"), selectors.first_after(run, "loss", 0, -1, 1)
-    if last is None or not len(points.value) or not last >= SPIKE * points.value[0]:
-        return ""
-    loss = selectors.series(run, "loss")  # only now, as there may be millions
-    if not loss.value[-LAST:].min() >= SPIKE * loss.value[0]:
-        return ""  # not of the last one alone, which may be that of an odd batch
-    if loss.step[0] > 0 and not risen_since(loss.value):
-        return ""  # it goes on from a checkpoint, so the first one may be that of an odd batch, too
-    began = f"{significant(loss.value[0], 4)} at {step_text(loss.step[0])}"
-    return f"The loss rose from {began} to {significant(last, 4)}. "
-
-
-def _final_losses(run: Run) -> str:
-    loss, held_out = run.summary.get("final_loss"), run.summary.get("held_out")
-    if loss is None:
-        return ""
-    return f" Final loss {significant(loss, 4)}{_beside(run, held_out) if held_out else ''}."
-
-
-def _beside(run: Run, held_out: Mapping[str, Any]) -> str:
-    """The last held-out loss, with its step where that is not the run's last, and the lowest one if it came earlier."""
-    step, best = held_out["step"], held_out.get("best", held_out)
-    said = f", held out {significant(held_out['loss'], 4)}"
-    said += f" at {step_text(step)}" if step + 1 < run.spec["train"]["steps"] else ""
-    if best["step"] >= step:
-        return said
-    done = best["step"] + 1
-    left = run.checkpoints.filter(step=done).exists()
-    kept = f", kept in the checkpoint after {steps_text(done)}" if left else ""
-    return f"{said} (lowest {significant(best['loss'], 4)} at {step_text(best['step'])}{kept})"
 
 
 UNKNOWN_OTHERS = (
@@ -254,25 +217,6 @@ def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:
         f"{significant(late['mean'])} on stage {stage} (at most {late['max']:.0f})" for stage, late in stages.items()
     ]
     return f"Mean staleness of gradients, in updates of the weights: {', '.join(parts)}."
-
-
-def _diverged(run: Run) -> str:
-    """That the loss is not finite any more, which nothing else about the run matters beside; else ''."""
-    loss = selectors.series(run, "loss")
-    if not len(loss.value) or np.isfinite(loss.value[-1]):
-        return ""
-    last_good = np.flatnonzero(np.isfinite(loss.value))
-    first_bad = loss.step[last_good[-1] + 1] if len(last_good) else loss.step[0]
-    return f"The loss is not a finite number from {step_text(first_bad)} on: Findings name the likely cause. "
-
-
-def _skipped(run: Run) -> str:
-    """How many updates fp16 skipped; '' if none."""
-    number, of = skipped(run)
-    if not number:
-        return ""
-    what = what_is_skipped(RunSpec.stored(run.spec))[0]
-    return f"{number} of {of} {what} were skipped: their fp16 gradients overflowed."
 
 
 def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
