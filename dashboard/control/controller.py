@@ -25,7 +25,7 @@ from dashboard.control.claim import Claim
 from dashboard.control.clocks import Clocks
 from dashboard.control.dead_letters import stored
 from dashboard.control.dispatch import Asked, ControlMessage, send_messages, send_start
-from dashboard.control.durability import sync_commits
+from dashboard.control.durability import Durability
 from dashboard.control.guard import Guard
 from dashboard.control.ingest import Ingest
 from dashboard.control.leisure import Leisure
@@ -89,10 +89,9 @@ class Controller:
         self._last: dict[str, float] = {}
         self._asked = Asked()
         self._away = ""
-        self._unsynced = False
+        self._durability = Durability()
         self._leisure = Leisure(self._guard, self._changes)
         self._sender = Sender(self._stopping)
-        self._settled: dict[tuple[str, int], ControlMessage] = {}  # held back until their commits are on the disk
 
     def stop(self) -> None:
         self._stopping.set()
@@ -134,8 +133,8 @@ class Controller:
         self._reader.acknowledge(read.ids)
         self._hear(done, read.at)
         self._tell(done)
-        self._every("sync", SYNC_EVERY_S, self._sync)
-        self._send_settled()
+        self._every("sync", SYNC_EVERY_S, self._durability.sync)
+        self._durability.release(partial(send_messages, self._redis))
         if read.caught_up:
             self._look_after()
             self._news |= self._leisure.turn()
@@ -168,7 +167,7 @@ class Controller:
         self._changes.forget()
         self._reader.start_over()
         self._claim.forget()
-        self._every("sync", SYNC_EVERY_S, self._sync)  # turns that fail do not get that far
+        self._every("sync", SYNC_EVERY_S, self._durability.sync)  # turns that fail do not get that far
         if not isinstance(error, redis.RedisError | BrokerError):
             connection.close()
         self._stopping.wait(RETRY_S)
@@ -185,34 +184,13 @@ class Controller:
 
     def _tell(self, done: list[Ingest]) -> None:
         """Does what has to happen after the commit. If a crash prevents it, the answer to the next heartbeat makes up
-        for it. Orders of the kind `settled` wait in `_settled` for the sync."""
+        for it. Orders of the kind `settled` wait for the sync."""
         messages = [message for ingest in done for message in ingest.messages]
-        if settled := [(worker, entry) for worker, entry in messages if entry["kind"] == "settled"]:
-            self._settled |= {(worker, entry["attempt"]): (worker, entry) for worker, entry in settled}
-            self._sync()
+        self._durability.hold([one for one in messages if one[1]["kind"] == "settled"])
         for ingest in done:
             for (run, study), what in ingest.topics.items():
                 publish(run, study, what)
         send_messages(self._redis, self._asked.without_repeats(one for one in messages if one[1]["kind"] != "settled"))
-
-    def _sync(self) -> None:
-        """Syncs the commits. A disk that fails to may still take writes, so that costs no turn."""
-        try:
-            sync_commits()
-        except OSError as error:
-            if not self._unsynced:  # retried all the time: logged once
-                log.warning("commits cannot be synced to the disk: %s", error)
-            self._unsynced = True
-            return
-        if self._unsynced:
-            log.warning("commits are synced to the disk again")
-        self._unsynced = False
-
-    def _send_settled(self) -> None:
-        """A worker deletes what is settled, so that must be on the disk first."""
-        if self._settled and not self._unsynced:
-            send_messages(self._redis, self._settled.values())
-            self._settled.clear()
 
     def _look_after(self) -> None:
         """Lets the clocks advance, then sweeps and does the periodic work that is due."""

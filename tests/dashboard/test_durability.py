@@ -13,6 +13,7 @@ import redis
 from django.db import connection
 
 from dashboard.control import controller as loop
+from dashboard.control import durability
 from dashboard.control.controller import Controller
 from dashboard.control.durability import sync_commits
 from tests.dashboard.fake_worker import Peer
@@ -40,7 +41,7 @@ def test_a_worker_deletes_nothing_before_it_is_on_the_yards_disk(
     attempt = started(peer, controller, submit(alice))
     peer.orders()
     before: list[Any] = []
-    monkeypatch.setattr(loop, "sync_commits", lambda: before.append(peer.orders()))
+    monkeypatch.setattr(durability, "sync_commits", lambda: before.append(peer.orders()))
     peer.ended(attempt.pk)
     controller.turn()
     assert before and not any(before)
@@ -51,7 +52,7 @@ def test_commits_are_synced_although_a_backlog_is_read(
     peer: Peer, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(loop, "sync_commits", lambda: synced.append(1))
+    monkeypatch.setattr(durability, "sync_commits", lambda: synced.append(1))
     monkeypatch.setattr("dashboard.control.wire.READ_COUNT", 1)
     peer.beat()
     peer.beat()
@@ -74,8 +75,8 @@ def test_a_disk_that_fails_to_sync_costs_no_heartbeat_and_holds_back_what_is_set
     peer.orders()
     settled = {"kind": "settled", "attempt": attempt.pk}
     monkeypatch.setattr(loop, "SYNC_EVERY_S", 0.0)
-    with monkeypatch.context() as failing, caplog.at_level(logging.WARNING, loop.__name__):
-        failing.setattr(loop, "sync_commits", broken_disk)
+    with monkeypatch.context() as failing, caplog.at_level(logging.WARNING, durability.__name__):
+        failing.setattr(durability, "sync_commits", broken_disk)
         heard: list[str] = []
         failing.setattr(controller._clocks, "heard", lambda worker, *rest: heard.append(worker))
         peer.beat(attempt.pk)
@@ -95,7 +96,7 @@ def test_a_disk_that_fails_to_sync_costs_no_heartbeat_and_holds_back_what_is_set
 
 def test_commits_are_synced_while_the_broker_is_away(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(loop, "sync_commits", lambda: synced.append(1))
+    monkeypatch.setattr(durability, "sync_commits", lambda: synced.append(1))
     monkeypatch.setattr(loop, "RETRY_S", 0.0)
     controller._recover(redis.ConnectionError("gone"))
     assert synced
