@@ -20,6 +20,7 @@ from dashboard.file_names import shown_name
 from dashboard.runs.services import Also, Invalid, nothing_else
 from dashboard.traces.models import Trace, TraceFile
 from parallel_core import limits
+from parallel_core.analysis.quantities import bytes_text
 
 MAX_FILES = 64
 MAX_TRACES = 500
@@ -81,7 +82,8 @@ def _errors(name: str, files: Sequence[File[bytes]]) -> dict[str, str]:
         return {"files": f"At most {MAX_FILES} files, one a rank; these are {len(files)}."}
     size = sum(file.size or 0 for file in files)
     if size > limits.MAX_TRACE_BYTES:
-        return {"files": f"At most {MAX_MIB} MiB in all; these files have {size >> 20} MiB. gzip makes them small."}
+        over = bytes_text(size - limits.MAX_TRACE_BYTES)
+        return {"files": f"At most {MAX_MIB} MiB in all; these files have {over} more. gzip makes them small."}
     if Trace.objects.count() >= MAX_TRACES:
         return {"files": f"This yard keeps {MAX_TRACES} traces; delete one that nobody needs."}
     return {}
