@@ -13,6 +13,7 @@ from dashboard.runs.models import ENDED, Attempt
 from dashboard.webhook.models import Delivery, Webhook
 from dashboard.webhook.outbox import SUMMARY_WITHIN, study_ended
 from dashboard.webhook.posting import post
+from parallel_core.analysis.quantities import plural_text
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ def _send(webhook: Webhook, delivery: Delivery) -> None:
         delivery.delete()
         return
     left = AGAIN[delivery.tries :]
-    more = "" if posted.taken else f" It is tried again {len(left)} times." if left else " It is not tried again."
+    times = plural_text(len(left), "time")
+    more = "" if posted.taken else f" It is tried again {times}." if left else " It is not tried again."
     webhook.note(f"{str(delivery).capitalize()}: {posted.result}{more}")
     if posted.taken or not left:
         delivery.delete()

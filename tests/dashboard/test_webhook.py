@@ -187,7 +187,8 @@ def test_a_receiver_that_does_not_take_it_is_tried_a_few_times(
     for left in range(len(AGAIN), 0, -1):
         assert send_due() == 1 and send_due() == 0, "not before the pause is over"
         webhook.refresh_from_db()
-        assert webhook.result == f"Run {run.pk}: Not taken: it answered 500. It is tried again {left} times."
+        times = "1 time" if left == 1 else f"{left} times"
+        assert webhook.result == f"Run {run.pk}: Not taken: it answered 500. It is tried again {times}."
         make_due()
     assert send_due() == 1 and not Delivery.objects.exists()
     webhook.refresh_from_db()
