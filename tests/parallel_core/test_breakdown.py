@@ -192,6 +192,15 @@ def test_of_a_wider_group_some_give_and_all_take() -> None:
     assert [result[rank].bubble for rank in range(3)] == [6, 6, 12]
 
 
+def test_a_wider_stage_takes_from_the_stage_before_it() -> None:
+    """Rank 2 is the second of three stages and sends to both ranks of the third, 3 and 4."""
+    idle = rows((Kind.STEP, 0, 50))
+    middle = rows((Kind.STEP, 0, 50), (Kind.SEND_ACT, 12, 13, 1, 3))
+    last = rows((Kind.STEP, 0, 50), (Kind.RECV_ACT, 0, 14, 2, 3))
+    result = breakdown({0: idle, 1: idle, 2: middle, 3: last, 4: last}, layout(pp=3, widths=(2, 1, 2)))
+    assert [result[rank].bubble for rank in (3, 4)] == [12, 12]
+
+
 def test_only_the_uncovered_part_of_a_bucket_counts() -> None:
     spans = rows((Kind.STEP, 0, 60), (Kind.BW, 0, 40), (Kind.BUCKET, 20, 50), (Kind.BUCKET, 30, 55))
     assert parts(breakdown({0: spans}, layout())[0]) == {"compute": 40, "exposed_collective": 15, "other": 5}

@@ -283,6 +283,12 @@ def test_the_right_rule_comes_first(rule: str, case: Case) -> None:
     assert found(case)[:1] == [rule]
 
 
+def test_little_memory_left_is_told_with_what_is_above_the_bound() -> None:
+    [finding] = diagnose(healthy(spec(), peaks={0: 95 << 20}, limit=100 << 20))
+    assert finding.title == "5 MiB of memory is left on rank 0."
+    assert (finding.rule, finding.effect_bytes) == ("memory_headroom", 3 << 20)
+
+
 def test_every_rule_has_a_case_that_it_finds() -> None:
     without = sorted(set(RULES) ^ {rule for rule, _ in BROKEN})
     assert not without, f"add a case of {', '.join(without)} to broken_cases() of this file"
