@@ -36,6 +36,25 @@ def test_a_slow_link_is_not_to_be_mended_by_what_the_run_has_already(
     assert [one.change.split(".")[0] for one in diagnose(slow) if one.rule == "slow_link"] == [words]
 
 
+@pytest.mark.parametrize(
+    ("micro_batches", "message", "device", "words"),
+    [
+        (2, 30, "cpu", "Raise train.global_batch, so that more is computed between two messages: no link"),
+        (8, 30, "cpu", "Send fewer: lower parallel.micro_batches to 4, so that more is computed between two"),
+        (8, 60, "cpu", "Give these two ranks a faster link"),
+        (8, 30, "cuda", "Give these two ranks a faster link"),
+    ],
+)
+def test_no_faster_link_is_asked_for_where_each_message_is_as_short_as_can_be(
+    micro_batches: int, message: int, device: str, words: str
+) -> None:
+    made = spec(pp=2, micro_batches=micro_batches)
+    made = made.model_copy(update={"train": made.train.model_copy(update={"device": device})})
+    short = costs(made, message=message, factor={0: 0.002, 1: 0.002})
+    (link,) = [one for one in diagnose(healthy(made, traced=[step(made, short)] * 3)) if one.rule == "slow_link"]
+    assert link.change.startswith(words)
+
+
 @pytest.mark.parametrize(("micro_batches", "message", "more"), [(16, 6_000, True), (2, 40_000, False)])
 def test_many_late_messages_ask_for_fewer(micro_batches: int, message: int, more: bool) -> None:
     made = spec(pp=2, micro_batches=micro_batches)

@@ -16,6 +16,10 @@ from parallel_core.schedule.ir import RECVS
 from parallel_core.simulate.replay import FREE, Change
 
 MATTERS = 0.08
+CALL_NS = 300_000
+"""What a message between two cores takes however small it is (docs/numbers.md: 0.33 to 0.42 ms, with both copies)."""
+COPIED = 2.0
+"""Bytes a nanosecond that gloo moves between two cores, at least."""
 
 
 def check(case: Case) -> Finding | None:
@@ -32,22 +36,32 @@ def check(case: Case) -> Finding | None:
         "slow_link",
         f"{ns_text(saved)} of a step, {percent_text(saved / case.typical.step)}, is waiting for messages.",
         f"The link from rank {sender} to rank {receiver} is slowest: {ns_text(took)} for {bytes_text(size)}{speed}.",
-        _change(case, bool(hosts)),
+        _change(case, bool(hosts), not hosts and _as_short_as_can_be(case, took, size)),
         effect_ns=saved,
         tab="whatif",
         rank=receiver,
     )
 
 
-def _change(case: Case, apart: bool) -> str:
+def _as_short_as_can_be(case: Case, took: int, size: int) -> bool:
+    """Whether a message between cores of one host took no longer than any such message of its size."""
+    return case.spec.train.device == "cpu" and took <= CALL_NS + size / COPIED
+
+
+def _change(case: Case, apart: bool, shortest: bool) -> str:
     """What to do about a link, of two hosts if `apart`: only what this run can do. A GPT has as much to send at every
-    cut. Fewer messages are named where they would save time if each took as long as now."""
+    cut. Fewer messages are named where they would save time if each took as long as now. No link is faster than that
+    of the `shortest` messages: they take long beside little work."""
+    fewer = case.spec.parallel.micro_batches // 2
+    saves = fewer and case.saved(Change(micro_batches=fewer, same_messages=True)) >= MATTERS * case.step_ns
+    if shortest:
+        less = f"Send fewer: lower parallel.micro_batches to {fewer}" if saves else "Raise train.global_batch"
+        return f"{less}, so that more is computed between two messages: no link between cores is faster."
     faster = "Place these two ranks on one host or a faster link" if apart else "Give these two ranks a faster link"
     crossing, units = boundary_elements(case.spec), case.layout.stage_units
     if min(crossing[1:], default=0) < max(crossing[own[0]] for own in units[1:]):
         faster += ", or cut the model where less crosses over"
-    fewer = case.spec.parallel.micro_batches // 2
-    if fewer and case.saved(Change(micro_batches=fewer, same_messages=True)) >= MATTERS * case.step_ns:
+    if saves:
         return f"{faster}. If larger messages take as long, lower parallel.micro_batches to {fewer}."
     return f"{faster}."
 
