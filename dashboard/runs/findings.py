@@ -18,6 +18,7 @@ from dashboard.once import once
 from dashboard.runs import selectors
 from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import ENDED, Run
+from dashboard.runs.places import numbers_of
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose, unjudged
 from parallel_core.analysis.diagnosis.case import Step
@@ -158,7 +159,7 @@ class _StoredRecords:
         return {rank: record.peak_total for rank, record in selectors.memory(self.run).items()}
 
     def devices(self) -> Mapping[int, int | None]:
-        return {rank: info.hello.get("number") for rank, info in selectors.ranks(self.run).items()}
+        return numbers_of(self.run)
 
     def first_timed(self) -> int:
         return first_timed(self.spec, selectors.traced_from(self.run))

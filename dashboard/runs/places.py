@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dashboard.runs.models import Attempt, RankInfo, Run
-from dashboard.runs.spreading import hosts_of, workers_of
+from dashboard.runs.spreading import cores_of, hosts_of, workers_of
 from parallel_core.analysis.diagnosis.run_case import together
 from parallel_core.analysis.quantities import listed_text
 
@@ -59,9 +59,17 @@ def places_of(runs: Iterable[Run]) -> dict[int, Place]:
 
 def together_of(run: Run) -> int:
     """The most ranks of the run that share a device."""
+    return together(numbers_of(run), hosts_of(run.attempts.order_by("-number").first()))
+
+
+def numbers_of(run: Run) -> dict[int, int | None]:
+    """The number of each rank's device on its host. Of ranks that told none, as in earlier versions, it is that of a
+    core of their worker, which the names of its devices tell today; None where that is not known either."""
     attempt = run.attempts.order_by("-number").first()
-    told = RankInfo.objects.filter(attempt=attempt).values_list("rank", "hello__number")
-    return together(dict(told), hosts_of(attempt))
+    told = dict(RankInfo.objects.filter(attempt=attempt).values_list("rank", "hello__number"))
+    on_cpu = run.spec.get("train", {}).get("device") == "cpu"
+    cores = cores_of(attempt) if on_cpu and None in told.values() else {}
+    return {rank: cores.get(rank) if number is None else number for rank, number in told.items()}
 
 
 @dataclass(frozen=True)

@@ -226,5 +226,21 @@ def devices_of(attempt: Attempt) -> list[int]:
     return [index for node in _nodes(attempt) for index in node["devices"]]
 
 
+def cores_of(attempt: Attempt | None) -> dict[int, int]:
+    """Rank -> a number that only ranks on the same core of their worker have; without those whose worker has no such
+    CPU device any more."""
+    out: dict[int, int] = {}
+    nodes = _nodes(attempt) if attempt else []
+    workers = {worker.name: worker for worker in Worker.objects.filter(name__in=[node["worker"] for node in nodes])}
+    for node in nodes:
+        devices = workers[node["worker"]].devices if node["worker"] in workers else []
+        names = {device["index"]: device["name"] for device in devices if device["kind"] == "cpu"}
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+        for rank, index in enumerate(node["devices"], int(node["first_rank"])):
+            if index in names:
+                out[rank] = numbers[names[index]]
+    return out
+
+
 def _nodes(attempt: Attempt) -> list[dict[str, Any]]:
     return sorted(attempt.devices, key=lambda node: int(node["first_rank"]))

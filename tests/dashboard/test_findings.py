@@ -9,8 +9,9 @@ import pytest
 
 from dashboard.runs import findings, selectors
 from dashboard.runs.findings import case_of
-from dashboard.runs.models import Attempt, Checkpoint, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, RankInfo, Run, State
 from dashboard.runs.page_verdict import verdict
+from dashboard.runs.places import together_of
 from parallel_core.observe.records import SPAN, encode
 from tests.dashboard import factory
 from tests.spies import noting
@@ -117,3 +118,21 @@ def test_a_traced_step_is_analysed_once_for_the_sentence_on_top(alice: Any, monk
     monkeypatch.setattr(selectors, "breakdown", noting(selectors.breakdown, analysed, lambda run, step: step))
     said = {verdict(run).sentence for _ in range(3)}
     assert analysed == [10] and "of the step is pipeline bubble" in said.pop() and not said
+
+
+def test_of_ranks_that_told_no_device_their_worker_tells_which_share_a_core(alice: Any) -> None:
+    """Runs that were recorded before ranks told the number of their device."""
+    run = factory.finished(alice, {"dp": 2})
+    assert not any("number" in info.hello for info in RankInfo.objects.all())
+    assert together_of(run) == 1
+    host = factory.worker()
+    host.devices = [{**device, "name": "core 0"} for device in host.devices]
+    host.save()
+    assert together_of(run) == 2 == case_of(run).together
+    for info in RankInfo.objects.all():
+        info.hello["number"] = info.rank
+        info.save()
+    assert together_of(run) == 1, "what the ranks told counts"
+    RankInfo.objects.update(hello={})
+    host.delete()
+    assert together_of(run) == 1, "nothing is known of it"
