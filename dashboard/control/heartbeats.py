@@ -16,7 +16,7 @@ from dashboard.fleet.models import Leftover, Worker
 from dashboard.fleet.selectors import devices_of
 from dashboard.ledger import selectors as ledger
 from dashboard.runs.models import Attempt, Corpus, State
-from parallel_core.known_fields import without_later, without_unknown
+from parallel_core.known_fields import without_unknown
 from parallel_core.profile import request
 from workers.contract import MOST_TEXTS, ControlEntry, Unusable
 
@@ -132,7 +132,7 @@ def answers(worker: Worker, body: Mapping[str, Any]) -> list[ControlMessage]:
     messages += _drop_texts(worker.name, list(map(str, body.get("texts") or ()))[:MOST_TEXTS])
     asked = {one.pk: one.spec for one in ledger.asked(worker.name)}
     for pk, spec in asked.items():
-        known = without_unknown(without_later(request.of_model(spec), request.needs), worker.fields)
+        known = without_unknown(request.for_worker(spec), worker.fields)
         messages.append((worker.name, {"kind": "profile", "attempt": pk, "spec": known}))
     unasked = (int(pk) for pk in body.get("profiles") or () if int(pk) not in asked)
     return messages + [(worker.name, {"kind": "cancel_profile", "attempt": pk}) for pk in unasked]

@@ -9,6 +9,7 @@ from django import forms
 
 from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.fleet.selectors import reporting
+from dashboard.fleet.words import unable_text
 from dashboard.ledger.model_words import differences, with_details
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.optimizers import optimizer_field
@@ -16,9 +17,10 @@ from dashboard.ledger.selectors import profile_key
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.models import Run
 from dashboard.runs.presets import PRESETS
+from parallel_core.known_fields import needs_later
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
-from parallel_core.profile.request import other_kernels
+from parallel_core.profile.request import for_worker, other_kernels
 from parallel_core.spec import ModelSpec, RunSpec
 
 MOST_STAGES, MOST_REPLICAS = 64, 64
@@ -77,7 +79,8 @@ class ProfileForm(Form):
         cleaned = super().clean() or self.cleaned_data
         if self.errors:
             raise forms.ValidationError("Choose a worker that reports and a model.")
-        worker, wanted = self.workers[cleaned["worker"]], self.specs[cleaned["model"]].train.device
+        worker, spec = self.workers[cleaned["worker"]], self.specs[cleaned["model"]]
+        wanted = spec.train.device
         kinds = [device["kind"] for device in worker.devices]
         if wanted not in kinds:
             has = f"{len(kinds)} {CHOICE_LABELS[kinds[0]]} device{'s' * (len(kinds) > 1)}" if kinds else "no device"
@@ -85,6 +88,10 @@ class ProfileForm(Form):
                 f"Worker {worker.name} has {has}, and the model is to be timed on a {CHOICE_LABELS[wanted]}: "
                 "choose another worker or model."
             )
+        needed = needs_later(for_worker(spec.model_dump(mode="json")))
+        if lacking := [name for name in needed if name not in worker.fields]:
+            unable = unable_text([(worker.name, worker.version)], "", lacking)
+            raise forms.ValidationError(f"{unable}: update it, or choose another worker or model.")
         return cleaned
 
 

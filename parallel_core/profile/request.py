@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parallel_core.known_fields import without_later
 from parallel_core.outline import outline_of
 from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut
@@ -60,6 +61,11 @@ def of_model(spec: Mapping[str, Any]) -> dict[str, Any]:
     which is not read and which an older worker may not know."""
     corpus = outline_of(RunSpec.stored(spec).model).profiled
     return {**spec, "train": {**spec["train"], "corpus": corpus}}
+
+
+def for_worker(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A dumped spec with only those later fields on which its profile depends (`known_fields`)."""
+    return without_later(of_model(spec), needs)
 
 
 def measured_with(spec: RunSpec, other: RunSpec) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.test import Client
 from pydantic import ConfigDict, create_model
 
 from dashboard.control.dispatch import start_message
@@ -14,6 +15,8 @@ from dashboard.control.placement import plan
 from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
+from dashboard.ledger.forms import models
+from dashboard.ledger.models import Profile
 from dashboard.ledger.selectors import profile_key
 from dashboard.ledger.services import ask_profile
 from dashboard.runs import asking, queue, services, submission
@@ -143,3 +146,19 @@ def test_a_profile_is_requested_without_new_fields_that_change_nothing_of_it(
     assert asked["spec"]["train"]["deterministic"] and profile.spec["train"]["lr_schedule"] == "cosine"
     sent = RunSpec.model_validate(asked["spec"])
     assert profile_key(sent) == profile.key and measured_with(spec, sent) and sent.model == spec.model
+
+
+def test_a_worker_is_not_asked_for_a_profile_of_a_model_that_it_does_not_know(member: Client, alice: Any) -> None:
+    """It would answer that the spec breaks a rule."""
+    older = factory.worker("yard-a")
+    Worker.objects.filter(pk=older.pk).update(version="0.0.1", fields=[])
+    model = {"kind": "mlp", "channels": 3}
+    services.submit(owner=alice, spec={"model": model, "train": {"corpus": "images:pets"}})
+    title = next(title for title, spec in models().items() if spec.model.channels == 3)
+    asked = {"worker": older.pk, "model": title}
+    page = member.post("/partition/profile", asked, follow=True).content.decode()
+    said = "yard-a runs version 0.0.1, which does not announce that it knows model.channels"
+    assert said in page and "update it, or choose another worker or model." in page and not Profile.objects.exists()
+    Worker.objects.filter(pk=older.pk).update(fields=known_fields.later())
+    member.post("/partition/profile", asked)
+    assert Profile.objects.count() == 1
