@@ -10,7 +10,7 @@ from dashboard.charts.chart import Chart, Entry, named_by, pairs, row_labels, ru
 from dashboard.charts.labels import CHARACTER, GAP, legible, placed
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.pareto import pareto_front
-from parallel_core.analysis.quantities import apart_text, bytes_text, seconds_text
+from parallel_core.analysis.quantities import apart_text, bytes_text, plural_text, seconds_text
 from parallel_core.analysis.sentences import also_close
 from parallel_core.analysis.stats import speedup
 
@@ -73,7 +73,7 @@ def _scaling(entries: Sequence[Entry]) -> tuple[str, str]:
     scaled = [entry for entry in entries if entry.scaled_to]
     if not scaled:
         return "step", ""
-    step = f"step of {scaled[0].scaled_to} samples"
+    step = f"step of {plural_text(scaled[0].scaled_to or 0, 'sample')}"
     return step, f"; a {step}, scaled for {len(scaled)} of {len(entries)} runs whose batch is another"
 
 

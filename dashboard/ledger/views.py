@@ -24,7 +24,7 @@ from dashboard.ledger.pending_profiles import asked
 from dashboard.numbers import numbers
 from dashboard.plans.forms import said
 from dashboard.plans.tabs import TABS
-from parallel_core.analysis.quantities import sentence_text
+from parallel_core.analysis.quantities import plural_text, sentence_text
 
 SHOWN = 200
 """The most predictions in the record's table, newest first."""
@@ -72,8 +72,8 @@ def _page(form: CutForm) -> dict[str, Any]:
         "sentences": page.sentences(),
         "stages": page.stages(),
         "charts": [
-            layers.times(page.layers, f"{samples} samples", source),
-            layers.sizes(page.table.sizes, f"{page.table.samples} samples", source),
+            layers.times(page.layers, plural_text(samples, "sample"), source),
+            layers.sizes(page.table.sizes, plural_text(page.table.samples, "sample"), source),
         ],
         "run_address": address,
         "why_not": why_not,

@@ -18,6 +18,7 @@ from parallel_core.analysis.quantities import (
     count_text,
     listed_text,
     percent_text,
+    plural_text,
     range_text,
     seconds_text,
 )
@@ -137,16 +138,15 @@ def _devices(found: Assessment) -> str:
 
 def _batch(spec: RunSpec) -> str:
     split, size = spec.parallel, spec.micro_batch_size
-    parts = f"{split.micro_batches} micro-batch{'es' if split.micro_batches > 1 else ''} × {size}"
-    targets = f"{count_text(spec.tokens_per_step)} {outline_of(spec.model).target}"
+    parts = f"{plural_text(split.micro_batches, 'micro-batch')} × {size}"
+    target = outline_of(spec.model).target
+    targets = f"{count_text(spec.tokens_per_step)} {target}" if spec.tokens_per_step > 1 else f"1 {target[:-1]}"
+    step = f"{plural_text(spec.train.global_batch, 'sample')} a step"
     if split.replicas is not None:
-        return f"{spec.train.global_batch} samples a step = {parts}, to the replicas in turn; {targets}." + (
+        return f"{step} = {parts}, to the replicas in turn; {targets}." + (
             f" {uneven}" if (uneven := advice(split.replicas, split.micro_batches)) else ""
         )
-    return (
-        f"{spec.train.global_batch} samples a step = {split.dp} replica{'s' if split.dp > 1 else ''} × {parts}; "
-        f"{targets}."
-    )
+    return f"{step} = {plural_text(split.dp, 'replica')} × {parts}; {targets}."
 
 
 def _step(found: Assessment) -> str:

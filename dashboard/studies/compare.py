@@ -22,6 +22,7 @@ from parallel_core.analysis.quantities import (
     count_text,
     difference_text,
     listed_text,
+    plural_text,
     seconds_text,
     significant,
 )
@@ -65,7 +66,9 @@ def unlike(specs: Sequence[RunSpec]) -> str:
         return ""
     batches = len({spec.train.global_batch for spec in specs}) > 1
     kinds = len({spec.model.kind for spec in specs}) > 1
-    step = f"a step in {'verdict and' if kinds else 'the'} table is {specs[0].train.global_batch} samples."
+    step = (
+        f"a step in {'verdict and' if kinds else 'the'} table is {plural_text(specs[0].train.global_batch, 'sample')}."
+    )
     scaled = f"; {step}" if kinds else f"; speedup uses samples/s, and {step}"
     return f"Not like for like: {', '.join(found)}" + (scaled if batches else ".")
 
@@ -136,7 +139,11 @@ def _of_other_models(view: Overview) -> str:
     done = [row.entry.result for row in view.rows if row.entry.done and row.entry.result]
     steps = "; ".join(f"{result.label}: {seconds_text(result.step.median)}" for result in done[:SHOWN])
     batches = sorted({row.spec.train.global_batch for row in view.rows})
-    of = f" of {view.baseline.spec.train.global_batch} samples" if view.baseline and len(batches) > 1 else ""
+    of = (
+        f" of {plural_text(view.baseline.spec.train.global_batch, 'sample')}"
+        if view.baseline and len(batches) > 1
+        else ""
+    )
     rest = f" ({SHOWN} of {len(done)})" if len(done) > SHOWN else ""
     return f"{len(done)} of {len(view.rows)} runs have finished." if not done else f"A step{of} takes: {steps}{rest}."
 

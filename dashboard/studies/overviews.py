@@ -259,7 +259,7 @@ class Overview:
         if self.baseline is None:
             return ""
         batch = self.baseline.spec.train.global_batch
-        step = f"A step is {batch} samples, the baseline's batch, also where the run's own differs."
+        step = f"A step is {plural_text(batch, 'sample')}, the baseline's batch, also where the run's own differs."
         scaled, unlike = any(row.entry.scaled_to for row in self.rows), not all(row.alike for row in self.rows)
         return " ".join([step] * scaled + [NO_SPEEDUP] * unlike)
 

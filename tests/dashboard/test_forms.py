@@ -11,6 +11,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
+from django.utils.html import strip_tags
 
 from dashboard.fleet.models import Worker
 from dashboard.runs import page_tiles, services, spec_fields, submission
@@ -219,6 +220,8 @@ def test_the_live_check_answers_with_messages_and_memory_and_queues_nothing(memb
     page = member.get("/runs/new/").content.decode()
     spoken = page.partition('id="panel-verdict" aria-live="polite">')[2].partition('id="panel-rest"')[0]
     assert "<strong>Yes.</strong>" in spoken and "Strategy" not in spoken
+    one = member.post("/runs/new/check", filled(model__seq="1", train__global_batch="1")).content.decode()
+    assert "1 sample a step = 1 replica × 1 micro-batch × 1; 1 token." in strip_tags(one)
     good = member.post("/runs/new/check", filled(parallel__pp="2", parallel__micro_batches="8")).content.decode()
     assert "2\N{NO-BREAK SPACE}048 tokens" in good and "1\N{NO-BREAK SPACE}048\N{NO-BREAK SPACE}576" in page
     assert "PP-1F1B" in good and "Rank 1" in good and "activations" in good

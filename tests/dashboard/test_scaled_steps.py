@@ -52,3 +52,12 @@ def test_steps_of_one_batch_are_not_said_to_be_scaled(alice: Any) -> None:
     chart = figures.of_overview(overview(study(alice, 16).runs.all()))["tradeoff"]
     assert "scaled" not in chart.subtitle and chart.columns[1] == "step"
     assert chart.figure["layout"]["xaxis"]["title"]["text"] == "ms a step (left is faster)"
+
+
+def test_a_step_of_one_sample_is_not_plural(alice: Any) -> None:
+    made = Study.objects.create(name="Batches", owner=alice)
+    factory.finished(alice, study=made, train={"global_batch": 1})
+    factory.finished(alice, {"dp": 2}, study=made, position=1, train={"global_batch": 2})
+    view = overview(made.runs.all())
+    assert "; a step of 1 sample, scaled for 1 of 2 runs" in figures.of_overview(view)["tradeoff"].subtitle
+    assert view.step_sentence.startswith("A step is 1 sample, the baseline's batch")
