@@ -70,7 +70,8 @@ def check(spec: RunSpec, named: ResumeFrom) -> dict[str, str]:
     run = Run.objects.filter(pk=named["run"]).first()
     if run is None or absent(run, named["step"]):
         return missing(named)
-    return mismatches(run.spec, spec, named["step"])
+    never = {field: why for fault in spec.inject for field, why in fault.never_after(named["step"]).items()}
+    return {**never, **mismatches(run.spec, spec, named["step"])}
 
 
 def missing(named: ResumeFrom) -> dict[str, str]:

@@ -56,6 +56,11 @@ class Fault(BaseModel):
     def check(self, spec: RunSpec) -> None:
         """Raises the error of a rule where the fault does not fit this run."""
 
+    def never_after(self, step: int) -> dict[str, str]:
+        """Why the fault has no effect in a run that begins from a checkpoint of `step` steps, by dotted field; {} if it
+        has one."""
+        return {}
+
     def breaks(self, spec: RunSpec) -> RunSpec:
         """Returns the spec that is trained in place of `spec`."""
         return spec

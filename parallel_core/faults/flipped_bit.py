@@ -60,5 +60,11 @@ class FlippedBit(Fault):
         layout = Layout.of(spec)
         return [rank for rank in range(layout.world) if layout.replicas[layout.coords(rank).place] > 1]
 
+    def never_after(self, step: int) -> dict[str, str]:
+        if self.step >= step:
+            return {}
+        why = f"The checkpoint has {step} steps done, so step={self.step} never comes; use step={step} or more."
+        return {self.at("step"): why}
+
     def flips(self, rank: int, step: int) -> bool:
         return rank == self.rank and step == self.step

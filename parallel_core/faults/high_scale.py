@@ -33,5 +33,8 @@ class HighScale(Fault):
             proposal = Proposal("precision={}", "train.precision", ["fp16"])
             raise self.wrong("", problem, proposal, others=("train.precision",))
 
+    def never_after(self, step: int) -> dict[str, str]:
+        return {self.at(): "The run goes on with the loss scale of the checkpoint; leave this fault out."}
+
     def breaks(self, spec: RunSpec) -> RunSpec:
         return spec.model_copy(update={"train": spec.train.model_copy(update={"loss_scale": self.scale})})

@@ -219,6 +219,28 @@ def test_what_does_not_fit_is_said_at_its_field(
     assert Run.objects.count() == 1
 
 
+@pytest.mark.parametrize(
+    ("fault", "precision", "field", "told"),
+    [
+        ({"kind": "flipped_bit", "step": 5}, "fp32", "inject.flipped_bit.step", "step=5 never comes; use step=10"),
+        ({"kind": "high_scale"}, "fp16", "inject.high_scale", "leave this fault out"),
+        ({"kind": "flipped_bit", "step": 10}, "fp32", "", ""),
+        ({"kind": "high_lr"}, "fp32", "", ""),
+    ],
+)
+def test_a_fault_that_the_checkpoint_leaves_without_effect_is_refused(
+    alice: Any, saved: Run, fault: dict[str, Any], precision: str, field: str, told: str
+) -> None:
+    """Its run would be called broken on purpose, and nothing in it would be."""
+    spec = {**saved.spec, "train": {**saved.spec["train"], "precision": precision}}
+    Run.objects.filter(pk=saved.pk).update(spec=spec)
+    asked: services.RunRequest = {"spec": {**spec, "inject": [fault]}, "resume_from": {"run": saved.pk, "step": 10}}
+    refused = services.refusal(alice, asked)
+    assert list(refused) == ([field] if field else [])
+    assert told in refused.get(field, "")
+    assert not services.refusal(alice, {"spec": asked["spec"]}), "a run of its own, from its first step"
+
+
 def test_what_was_refused_is_still_to_be_resumed(member: Client, saved: Run) -> None:
     """The heading, the list of checkpoints and all input are kept; a reference to no known checkpoint makes it a new
     run, and so does another form that names a checkpoint, such as that of a clone.
