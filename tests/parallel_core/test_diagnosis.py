@@ -289,6 +289,16 @@ def test_little_memory_left_is_told_with_what_is_above_the_bound() -> None:
     assert (finding.rule, finding.effect_bytes) == ("memory_headroom", 3 << 20)
 
 
+def test_the_slowest_link_is_told_with_the_time_of_its_messages() -> None:
+    (slow,) = (one for rule, case in BROKEN if rule == "slow_link" for one in diagnose(case) if one.rule == rule)
+    assert slow.evidence.startswith("The link from rank 1 to rank 0 is slowest: 40 ms for ")
+
+
+def test_two_micro_batches_of_the_naive_schedule_would_overlap_in_another() -> None:
+    first = diagnose(healthy(spec(pp=2, micro_batches=2, schedule="naive")))[0]
+    assert first.title.endswith("is bubble: the naive schedule runs one stage at a time on 2 stages.")
+
+
 def test_every_rule_has_a_case_that_it_finds() -> None:
     without = sorted(set(RULES) ^ {rule for rule, _ in BROKEN})
     assert not without, f"add a case of {', '.join(without)} to broken_cases() of this file"

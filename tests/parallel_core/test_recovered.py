@@ -178,6 +178,7 @@ def test_rules_judge_a_recovered_pipeline() -> None:
 
     few = found(spec("1f1b", micro_batches=2))["few_micro_batches"]
     assert "8 micro-batches would save" in few.evidence and few.effect_ns > 0
+    assert few.title.startswith("33 % of the step is no work")
     assert "1F1B would save" in found(spec("naive"))["few_micro_batches"].evidence
     assert not found(spec("1f1b", micro_batches=12))
     heavy = found(spec("1f1b", micro_batches=12), last=1.6)

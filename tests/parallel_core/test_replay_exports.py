@@ -18,10 +18,14 @@ def test_exports() -> None:
     complete = [event for event in document["traceEvents"] if event["ph"] == "X"]
     assert len(complete) == sum(map(len, spans.values()))
     assert min(event["ts"] for event in complete) == 0
-    starts = {event["id"]: event["pid"] for event in document["traceEvents"] if event["ph"] == "s"}
-    ends = {event["id"]: event["pid"] for event in document["traceEvents"] if event["ph"] == "f"}
+    starts = {event["id"]: event for event in document["traceEvents"] if event["ph"] == "s"}
+    ends = {event["id"]: event for event in document["traceEvents"] if event["ph"] == "f"}
     assert len(starts) == len(ends) == 4
-    assert all(starts[message] != ends[message] for message in starts)
+    sent = {(one["pid"], one["ts"]) for one in complete if one["name"].startswith("SEND")}
+    received = {(one["pid"], one["ts"] + one["dur"]) for one in complete if one["name"].startswith("RECV")}
+    assert {(arrow["pid"], arrow["ts"]) for arrow in starts.values()} == sent
+    assert {(arrow["pid"], arrow["ts"]) for arrow in ends.values()} == received
+    assert all(starts[message]["pid"] != ends[message]["pid"] for message in starts)
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in table(spans, layout)]
     assert len(rows) == len(complete)
     first = next(row for row in rows if row["kind"] == "RECV_ACT")
