@@ -103,8 +103,10 @@ class Prediction(models.Model):
     seconds = models.FloatField(null=True)
     low_seconds = models.FloatField(null=True)
     high_seconds = models.FloatField(null=True)
-    """Eight of ten such runs take between the two, judging by how the devices drifted in the profile
-    (`simulate.device_drift.drift`)."""
+    """Eight of ten such runs take between the two (`ledger.ranges.Range`)."""
+    earlier = models.PositiveIntegerField(null=True)
+    """By the errors of how many earlier runs, 0 = by errors measured elsewhere; None where it was predicted before
+    these counted: such a range is of the drift of the devices alone."""
     memory = models.BigIntegerField(null=True)
     replayed = models.ForeignKey("runs.Run", null=True, on_delete=models.SET_NULL, related_name="foresaw")
     """A run that differs only in its schedule or micro-batches; replaying it predicted `replayed_seconds`."""
@@ -145,13 +147,20 @@ class Prediction(models.Model):
 
     @property
     def likely(self) -> str:
-        """`95.1 ms to 120 ms`; '' if the drift of the devices was not known."""
+        """`95.1 ms to 120 ms`; '' if no range was known."""
         return range_text(self.low_seconds, self.high_seconds) if self.low_seconds and self.high_seconds else ""
 
     @property
+    def likely_words(self) -> str:
+        """`eight of ten such runs: 95.1 ms to 120 ms`; '' if no range was known."""
+        if not self.likely or self.earlier is None:
+            return f"{self.likely} as its devices drift" if self.likely else ""
+        return f"eight of ten such runs: {self.likely}"
+
+    @property
     def as_likely(self) -> bool | None:
-        """Whether the measured step lay in that range; None if one of them is missing."""
-        if not (self.low_seconds and self.high_seconds and self.measured_seconds):
+        """Whether the measured step lay in that range; None if one of them is missing, or it is of drift alone."""
+        if not (self.low_seconds and self.high_seconds and self.measured_seconds) or self.earlier is None:
             return None
         return self.low_seconds <= self.measured_seconds <= self.high_seconds
 

@@ -15,6 +15,7 @@ from django.db.models import Exists, F, OuterRef, QuerySet
 
 from dashboard.ledger import host_links
 from dashboard.ledger.models import WITHDRAWN, LinksBetween, Prediction, Profile, ProfileState
+from dashboard.ledger.ranges import Earlier, Range
 from dashboard.ledger.simulated import simulated, table_of
 from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
@@ -39,15 +40,12 @@ NEWEST = 500
 
 @dataclass(frozen=True)
 class Predicted:
-    """`seconds` a step by `profile`, or `why_not`.
-
-    What is missing is a profile of the model (`unprofiled`), or the links between the two hosts in `untimed`.
-    """
+    """`seconds` a step by `profile` and their `likely` range, or `why_not`: there is no profile of the model
+    (`unprofiled`), or nobody timed the links between the two hosts in `untimed`."""
 
     seconds: float | None = None
     profile: Profile | None = None
-    likely: tuple[float, float] | None = None
-    """Eight of ten such runs take between these seconds, judging by how the devices drifted during the profile."""
+    likely: Range | None = None
     why_not: str = ""
     untimed: tuple[str, str] | None = None
     unprofiled: bool = False
@@ -196,6 +194,7 @@ class Sources:
         done = Profile.objects.filter(key__in=keys, state=ProfileState.DONE).select_related("worker").defer("table")
         for profile in done.order_by("-done_at") if keys else ():
             self._profiles.setdefault(profile.key, []).append(profile)
+        self._earlier = Earlier()
 
     @cached_property
     def _links(self) -> list[LinksBetween]:
@@ -225,7 +224,8 @@ class Sources:
         for i, profile in enumerate(profiles[:ASKED_AT_MOST]):
             step = simulated(spec, profile, place)
             if step.seconds is not None:
-                return Predicted(step.seconds, profile, step.likely)
+                likely = self._earlier.range(spec, profile, step.seconds, len(set(hosts)) or 1)
+                return Predicted(step.seconds, profile, likely or (Range(*step.likely) if step.likely else None))
             if i == 0:
                 why_not, untimed = step.why_not, step.untimed
         return Predicted(why_not=why_not, untimed=untimed)
@@ -288,7 +288,7 @@ def _timed(field: str) -> list[Prediction]:
     many, and a profile's table has up to a megabyte."""
     known = _settled().filter(**{f"{field}__isnull": False}, measured_seconds__gt=0)
     why = ("disturbed", "left_out", "elsewhere")
-    return list(known.only(field, "low_seconds", "high_seconds", "measured_seconds", *why)[:NEWEST])
+    return list(known.only(field, "low_seconds", "high_seconds", "earlier", "measured_seconds", *why)[:NEWEST])
 
 
 def _of_times(rows: Sequence[Prediction], field: str) -> Record:

@@ -103,15 +103,16 @@ def predictions(runs: Sequence[Run]) -> list[Prediction]:
 def _predicted(spec: RunSpec, workers: list[str], sources: selectors.Sources) -> dict[str, Any]:
     """The fields of a prediction for ranks that are expected on `workers`."""
     found = sources.predicted(spec, workers)
-    low, high = found.likely or (None, None)
+    likely = found.likely
     told = spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS and counted(spec)
     memory = worst_stage(spec).total if told else None
     return {
         "profile": found.profile,
         "hosts": spreading.several(workers),
         "seconds": found.seconds,
-        "low_seconds": low,
-        "high_seconds": high,
+        "low_seconds": likely.low if likely else None,
+        "high_seconds": likely.high if likely else None,
+        "earlier": likely.earlier if likely else None,
         "to_replay": replays.conceivable(spec),
         "memory": memory,
     }

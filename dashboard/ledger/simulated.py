@@ -23,7 +23,8 @@ KEPT_S = 24 * 3600
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """`seconds` of a step and their `likely` range, or `why_not`; `untimed`: the hosts whose links were never timed."""
+    """`seconds` of a step and their `likely` range by errors measured elsewhere, or `why_not`; `untimed`: the hosts
+    whose links were never timed."""
 
     seconds: float | None = None
     likely: tuple[float, float] | None = None
@@ -35,7 +36,7 @@ def simulated(spec: RunSpec, profile: Profile, place: Where) -> SimulatedStep:
     """The step of `spec` at `place` by the costs of `profile`."""
     links = [table.model_dump_json() for table in place.between]
     parts = of_step(spec).model_dump_json(), profile.pk, profile.done_at, list(place.hosts), links
-    key = f"step:{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+    key = f"likely-step:{hashlib.sha256(repr(parts).encode()).hexdigest()}"
     found: SimulatedStep | None = cache.get(key)
     if found is None:
         found = _simulated(spec, profile, place)

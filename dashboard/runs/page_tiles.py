@@ -132,7 +132,7 @@ def _predicted(run: Run, said: Prediction | None, median: float | None) -> str:
         return ""
     text = f"predicted {seconds_text(said.seconds)}"
     if median is None:
-        return f"{text} ({said.likely} as its devices drift)" if said.likely else text
+        return f"{text} ({said.likely_words})" if said.likely else text
     if not median or run.injected or said.disturbed:
         return text
     return f"{text}, {off_text(said.seconds / median - 1)}"

@@ -19,7 +19,6 @@ from parallel_core.analysis.quantities import (
     listed_text,
     percent_text,
     plural_text,
-    range_text,
     seconds_text,
 )
 from parallel_core.layout import Layout
@@ -153,9 +152,9 @@ def _step(found: Assessment) -> str:
     predicted = found.predicted
     if predicted.seconds is None or predicted.profile is None:
         return f"not predicted: {predicted.why_not}" if predicted.why_not else ""
-    drift = f" ({range_text(*predicted.likely)} as its devices drift)" if predicted.likely else ""
     worker = predicted.profile.worker.name
-    text = f"{seconds_text(predicted.seconds)} predicted{drift}, simulated from the profile of {worker}"
+    likely = f" ({predicted.likely.text(worker)})" if predicted.likely else ""
+    text = f"{seconds_text(predicted.seconds)} predicted{likely}, simulated from the profile of {worker}"
     names = listed_text(sorted(set(found.hosts)))
     return f"{text} and what was timed between {names}" if found.hosts else text
 

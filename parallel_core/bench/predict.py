@@ -68,7 +68,7 @@ def run(rounds: int) -> dict[str, Any]:
 
     mean_error, bias, above (number of rows predicted too slow) of the rows; each_error: mean error of each turn by
     itself; paced_mean_error: at the devices' pace during each run; others: share of the devices used by other
-    processes; inside: how many of `ranges` runs were in the predicted range for the drift of their devices; same:
+    processes; inside: how many of `ranges` runs were in the range said for eight of ten (`simulate.likely`); same:
     seconds of one run, three times per turn.
 
     A run takes seconds, during which a shared host has one pace; the next run sees another. So everything takes
@@ -113,7 +113,7 @@ def _text(
         f"{', '.join(f'{error:.1%}' for error in each)}; at the devices' own pace during each run "
         f"{_off(own, 'paced_error')}; others used {percent_text(others)} of the devices; the host itself: "
         f"{label(spec_of(SAME))} took {', '.join(map(seconds_text, same))}, three times a turn; "
-        f"{sum(inside)} of {len(inside)} runs lay in the range said for the drift of their devices"
+        f"{sum(inside)} of {len(inside)} runs lay in the range said for eight of ten"
     )
 
 

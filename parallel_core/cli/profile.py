@@ -72,6 +72,7 @@ def _profile(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from parallel_core.profile.table import CostTable, CostTableError
+    from parallel_core.simulate.likely import elsewhere_text
     from parallel_core.simulate.predict import CannotPredict, predict_step
 
     spec = read_spec(options.spec)
@@ -80,7 +81,8 @@ def _predict(options: argparse.Namespace) -> int:
         if options.cut is not None:
             spec = _cut(spec, table, options.cut)
         else:
-            print(f"{seconds_text(predict_step(spec, table).seconds)} a step")
+            said = predict_step(spec, table)
+            print(f"{seconds_text(said.seconds)} a step{f'; {elsewhere_text(*said.likely)}' if said.likely else ''}")
     except (CostTableError, CannotPredict) as error:
         print(error, file=sys.stderr)
         return 2

@@ -22,6 +22,7 @@ from parallel_core.simulate.cost_requirements import CannotPredict as CannotPred
 from parallel_core.simulate.cost_requirements import require
 from parallel_core.simulate.device_drift import Spell, drift, spells_of
 from parallel_core.simulate.layer_times import PARTS, LayerTimes
+from parallel_core.simulate.likely import by_default, kind_of
 from parallel_core.simulate.message_times import MessageTimes
 from parallel_core.simulate.network import ALONE, Exchange, Network, Where
 from parallel_core.simulate.shared_host import HostCosts, Sharing, simulate_shared
@@ -38,14 +39,14 @@ class Prediction:
 
     seconds: float
     spans: dict[int, Spans]
-    drift: tuple[float, float] | None = None
-    """Factors on `seconds` with devices as fast, or as slow, as in a tenth of the profile's moments
-    (`device_drift.drift`); None where that is not known, or the devices' pace was given."""
+    factors: tuple[float, float] | None = None
+    """Of `seconds`, between which eight of ten runs take (`likely.by_default`); None where no errors were measured, on
+    GPUs and over several hosts, or where the devices' pace was given."""
 
     @property
     def likely(self) -> tuple[float, float] | None:
-        """Range of seconds that contains eight of ten runs, by the drift of the devices alone."""
-        return (self.seconds * self.drift[0], self.seconds * self.drift[1]) if self.drift else None
+        """Range of seconds that contains eight of ten runs."""
+        return (self.seconds * self.factors[0], self.seconds * self.factors[1]) if self.factors else None
 
 
 def predict_step(
@@ -64,11 +65,17 @@ def predict_step(
     bound = devices or made.network.devices()
     at_pace = partial(_at_pace, spec, made, table, bound)
     known = spells or spells_of(table.spells, bound)
-    likely = None if spells else drift(table.spells, bound)
+    factors = None if spells or where.hosts else _factors(spec, table, bound)
     if not known:
-        return replace(at_pace((), 1), drift=likely)
+        return replace(at_pace((), 1), factors=factors)
     seconds = sum(one.share * at_pace(one.slower, len(known)).seconds for one in known)
-    return Prediction(seconds, at_pace((), 0).spans, likely)
+    return Prediction(seconds, at_pace((), 0).spans, factors)
+
+
+def _factors(spec: RunSpec, table: CostTable, devices: Sequence[int]) -> tuple[float, float] | None:
+    if spec.train.device != "cpu":
+        return None
+    return by_default(kind_of(spec.parallel, table.devices), drift(table.spells, devices))
 
 
 def _at_pace(

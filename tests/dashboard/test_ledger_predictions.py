@@ -30,6 +30,7 @@ from dashboard.studies.services import create_matrix
 from parallel_core.analysis.quantities import range_text
 from parallel_core.known_fields import EARLIEST, without_unknown
 from parallel_core.observe.records import POINT, encode
+from parallel_core.simulate.likely import elsewhere_text
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -145,13 +146,13 @@ def test_a_prediction_says_how_far_the_drift_of_its_devices_may_take_it(
     assert said.low_seconds and said.seconds and said.high_seconds
     assert said.low_seconds < said.seconds < said.high_seconds
     panel = Panel.of(submission.assess(run.spec))
-    assert f"predicted ({range_text(said.low_seconds, said.high_seconds)} as its devices drift)" in panel.step
+    assert f"predicted ({elsewhere_text(said.low_seconds, said.high_seconds)}), simulated from" in panel.step
     within, beyond = (said.high_seconds * share for share in (0.99, 1.01))
     for median, inside in ((within, 1), (beyond, 0)):
         settle(run, {"timed": {"median": median}, "memory": None, "cpu_others": 0.0})
         assert selectors.time_record().inside == inside and len(selectors.time_record().as_likely) == 1
         page = member.get(reverse("ledger:record")).content.decode()
-        assert f"{inside} of 1 lay in the range" in page
+        assert f"{inside} of 1 lay in the range said for eight of ten" in page
         assert range_text(said.low_seconds, said.high_seconds) in page
     settle(run, {"timed": {"median": within}, "memory": None, "cpu_others": 0.5})
     assert selectors.time_record().as_likely == (), "a disturbed run does not count"

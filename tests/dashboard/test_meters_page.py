@@ -136,9 +136,9 @@ def step_tile(run: Run) -> page_tiles.Tile:
 def test_the_step_time_stands_beside_its_prediction(alice: Any, client: Client) -> None:
     run = factory.queued(alice)
     assert step_tile(run).note == "" and step_tile(run).outline is None, "no profile, so no prediction"
-    Prediction.objects.filter(run=run).update(seconds=0.083, low_seconds=0.08, high_seconds=0.09)
+    Prediction.objects.filter(run=run).update(seconds=0.083, low_seconds=0.08, high_seconds=0.09, earlier=0)
     waiting = step_tile(run)
-    assert waiting.note == "predicted 83 ms (80 ms to 90 ms as its devices drift)"
+    assert waiting.note == "predicted 83 ms (eight of ten such runs: 80 ms to 90 ms)"
     assert waiting.value == "–" and waiting.outline == page_tiles.WIDTH and waiting.level is None
     factory.feed_steps(factory.start(run), 20)
     measured = selectors.timed(run)

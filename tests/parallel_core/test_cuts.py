@@ -83,7 +83,9 @@ def test_the_command_writes_a_spec_that_takes_as_long_as_it_says(
     assert found.parallel.cuts != Layout.of(spec).stage_units[1][:1] and f"cut at {found.parallel.cuts[0]};" in told
     assert cli.main(["predict", str(out), "--table", str(costs)]) == 0
     seconds, needs = capsys.readouterr().out.splitlines()
-    assert told.startswith(seconds) and needs.startswith("Needs ") and needs in told
+    step, likely = seconds.split("; ")
+    assert told.startswith(step) and needs.startswith("Needs ") and needs in told
+    assert likely.startswith("eight of ten such runs take ") and likely.endswith("measured on other hosts")
 
 
 @pytest.mark.parametrize(
