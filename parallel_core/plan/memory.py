@@ -50,6 +50,7 @@ NOT_COUNTED = (
     "operation. Fewer micro-batches, or another schedule such as 1F1B or zero bubble, are predicted."
 )
 _MOST_FIXES = 3
+_SMALLER = "use a smaller model or batch"
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,10 @@ def verdict(spec: RunSpec, device: Room | None, devices: int | None = None) -> F
         text = f"{needs}, {percent_text(worst.total / limit)} of the {whole}; {most}."
         return Feasibility(True, worst.rank, worst.total, text)
     fixes, all_tried = tried_fixes(spec, limit, devices)
-    text = (
-        f"{needs}, {bytes_text(worst.total - limit)} more than the {what} has{has}; {most}. {_advice(fixes, all_tried)}"
+    advice = (
+        _advice(fixes) if fixes else _without_fault(spec, worst.rank, limit) or f"{none_fits(all_tried)}: {_SMALLER}."
     )
+    text = f"{needs}, {bytes_text(worst.total - limit)} more than the {what} has{has}; {most}. {advice}"
     return Feasibility(False, worst.rank, worst.total, text, fixes)
 
 
@@ -261,9 +263,14 @@ def none_fits(all_tried: bool) -> str:
     return f"No change of the split {'alone' if all_tried else 'that could be tried at once'} makes it fit"
 
 
-def _advice(fixes: tuple[Fix, ...], all_tried: bool) -> str:
-    if not fixes:
-        return f"{none_fits(all_tried)}: use a smaller model or batch."
+def _without_fault(spec: RunSpec, rank: int, limit: int) -> str:
+    """Which fault to leave out, if what it holds on the rank is why the run does not fit; '' otherwise."""
+    title = next((fault.title for fault in spec.inject if fault.held_bytes(rank)), "")
+    alone = worst_stage(spec).total if title else 0
+    return f"Leave the fault “{title}” out (needs {bytes_text(alone)})." if 0 < alone <= limit else ""
+
+
+def _advice(fixes: tuple[Fix, ...]) -> str:
     texts = [f"{fix.text} (needs {bytes_text(fix.total)})" for fix in fixes]
     text = " or ".join(texts) if len(texts) < 3 else f"{texts[0]}, {texts[1]} or {texts[2]}"
     return f"{text[0].upper()}{text[1:]}."

@@ -268,6 +268,10 @@ def test_memory_that_a_fault_holds_is_needed() -> None:
     found = verdict(held, Room(400 << 20))
     assert (found.fits, found.worst_rank, found.total) == (False, 1, most.total)
     assert found.fixes == (), "no change makes the fault hold less"
+    assert "Leave the fault “Memory hog” out (needs" in found.sentence and "smaller model" not in found.sentence
+    assert "use a smaller model or batch" in verdict(held, Room(1000)).sentence, (
+        "without the fault it is too large, too"
+    )
     assert verdict(plain, Room(400 << 20)).fits and verdict(held, Room(most.total)).fits
     piped = needed(RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}, "inject": [hog]}))
     assert [memory.rank for memory in piped] == [0, 1] and piped[1].total > 500 << 20 > piped[0].total
