@@ -221,12 +221,12 @@ def _requeue(attempt: Attempt, detail: str, changes: dict[str, Any]) -> Run:
 
 def beginning(attempt: Attempt) -> str:
     """`resumed from step 40 of attempt 1`, followed by `, as why` if there were newer checkpoints; `from step 0: why`;
-    '' for an attempt that began at step 0 as expected."""
+    '' for an attempt that began at step 0 as expected, as does each of a run that has no steps."""
     begins = attempt.begins
     if not begins:
         return ""
     if not begins.get("step"):
-        return f"from step 0: {begins['why']}" if begins.get("why") else ""
+        return f"from step 0: {begins['why']}" if begins.get("why") and not attempt.run.task else ""
     source = Attempt.objects.filter(pk=begins.get("attempt"), run=begins.get("run")).first()
     number = f" of attempt {source.number}" if source else ""
     other = f" of run {begins['run']}" if begins.get("run") != attempt.run_id else ""

@@ -14,7 +14,7 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger import host_links
 from dashboard.ledger.forms import models
 from dashboard.ledger.models import LinksBetween
-from dashboard.runs import asking, linking, queue, services, turns
+from dashboard.runs import asking, linking, queue, services, states, turns
 from dashboard.runs.models import Run, State
 from parallel_core.profile import curves
 from tests.dashboard import factory
@@ -142,6 +142,18 @@ def test_of_a_run_that_ends_early_nothing_is_kept(member: Client, two_hosts: Non
     factory.end(run, State.CANCELLED, cause="cancelled")
     shown = plain(member.get(f"/runs/{run.pk}/").content.decode())
     assert "no number of it is kept" in shown and "numbers appear here" not in shown
+
+
+def test_a_second_attempt_is_not_to_have_had_checkpoints(member: Client, two_hosts: None, alice: Any) -> None:
+    run = linking.submit(owner=alice, first="yard-a", second="yard-b")
+    states.lose(started(run), "")
+    Run.objects.filter(pk=run.pk).update(state=State.QUEUED)
+    again = started(Run.objects.get(pk=run.pk))
+    why = "its hosts share no folder of checkpoints"
+    states.running(again, {"step": 0, "run": run.pk, "attempt": 0, "why": why})
+    assert "are running" in run.events.order_by("-pk")[0].text and why not in run.events.order_by("-pk")[0].text
+    page = member.get(f"/runs/{run.pk}/").content.decode()
+    assert "attempt 2" in page and why not in page
 
 
 def test_of_a_pair_the_newest_counts(two_hosts: None, alice: Any) -> None:
