@@ -9,6 +9,7 @@ from dashboard.control.hosts import Request
 from dashboard.fleet.listening import away_sentence
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, devices_of
+from dashboard.fleet.shared_cores import shared_cores
 from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs import run_on, services
 from dashboard.runs.run_files import Files
@@ -46,6 +47,8 @@ class Capacity:
     """The only workers that will do, because they have what the run reads; () = all."""
     on: RunOn = ANYWHERE
     """The chosen devices, of which alone this tells."""
+    shared: str = ""
+    """`shared_cores` of these workers."""
 
     @property
     def text(self) -> str:
@@ -80,7 +83,8 @@ def capacity(
     apart = tuple(worker.name for worker in within if not worker.across_hosts and len(within) > 1)
     memory, largest = max((one.get("memory_total", 0) for one in mine), default=0), max(counts.values(), default=0)
     others = len(devices) - len(mine)
-    return Capacity(kind, largest, max(largest, across), memory, others, across, apart, readers, fleet.on)
+    shared = shared_cores(workers) if kind == "cpu" else ""
+    return Capacity(kind, largest, max(largest, across), memory, others, across, apart, readers, fleet.on, shared)
 
 
 @dataclass(frozen=True)

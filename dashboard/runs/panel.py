@@ -132,7 +132,8 @@ def _devices(found: Assessment) -> str:
     total = f"{found.capacity.total} for one run" if apart else str(found.capacity.total)
     readers = found.capacity.readers
     have = f"those that have its files ({listed_text(readers)}) have" if readers else found.capacity.on.have
-    return f"{asked}; {have} {total}, at most {largest} on one host{spread}.{apart_text(apart)}"
+    shared = found.capacity.shared if world > 1 else ""
+    return f"{asked}; {have} {total}, at most {largest} on one host{spread}{shared}.{apart_text(apart)}"
 
 
 def _batch(spec: RunSpec) -> str:

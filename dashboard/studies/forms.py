@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from dashboard.fields import Choice, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.fleet.shared_cores import shared_cores
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields, weights
 from dashboard.runs.corpus_checks import corpus_errors
@@ -193,7 +194,7 @@ def initial_of(study: Study) -> dict[str, Any]:
 
 
 def fleet_sentence(fleet: FleetSnapshot) -> str:
-    """Says how many devices of each kind the fleet has."""
+    """Says how many devices of each kind the fleet has, and which share cores."""
     offers = [offered for kind in WORDS if (offered := capacity(kind, fleet=fleet)).total]
     found = " or ".join(offered.text for offered in offers)
-    return f"the fleet has {found}" if found else "no worker reports now"
+    return f"the fleet has {found}{shared_cores(fleet.reporting)}" if found else "no worker reports now"

@@ -8,7 +8,7 @@ from typing import Any
 from django import forms
 
 from dashboard.fields import NumberList, WholeNumber
-from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.fleet.shared_cores import shared_cores
 from dashboard.fleet.words import WORDS
 from dashboard.runs.fleet_checks import capacity
 from dashboard.studies import scaling, services
@@ -54,8 +54,7 @@ class ScalingForm(TrainingForm):
         super().__init__(*args, **kwargs)
         most = max(capacity(kind, fleet=self.fleet).most() for kind in WORDS)
         self.fields["counts"].initial = [n for n in (1, 2, 4, 8, 16, 32) if n <= max(2, most)]
-        offers = fleet_sentence(self.fleet) + shared_cores(self.fleet)
-        self.fields["counts"].help_text = f"one is always among them; {offers}"
+        self.fields["counts"].help_text = f"one is always among them; {fleet_sentence(self.fleet)}"
 
     def own_group(self) -> Iterator[forms.BoundField]:
         return self.group(("strategies", "ways", "counts", "models", "micro_batches"))
@@ -74,27 +73,5 @@ class ScalingForm(TrainingForm):
         return scaling.plan(self.base(), **self._asked())
 
     def create(self, owner: Any) -> Study:
-        new = self.new(self._asked(), note=shared_cores(self.fleet).removeprefix("; "))
+        new = self.new(self._asked(), note=shared_cores(self.fleet.reporting).removeprefix("; "))
         return services.create(**self.common(owner), new=new)
-
-
-def shared(fleet: FleetSnapshot) -> tuple[int, int, str]:
-    """(CPU devices, cores that they share, worker) of a worker with more devices than cores; (0, 0, "") if there is
-    none."""
-    for worker in fleet.reporting:
-        names = [device["name"] for device in worker.devices if device["kind"] == "cpu"]
-        if len(set(names)) < len(names):
-            return len(names), len(set(names)), worker.name
-    return 0, 0, ""
-
-
-def shared_cores(fleet: FleetSnapshot) -> str:
-    """The same in words: "; 4 CPU devices share 2 cores …"; '' if each has its own."""
-    devices, cores, worker = shared(fleet)
-    if not devices:
-        return ""
-    of = "1 core" if cores == 1 else f"{cores} cores"
-    return (
-        f"; {devices} CPU devices share {of} on {worker}: processes take turns there, "
-        f"so no strategy can be more than {cores} times as fast"
-    )

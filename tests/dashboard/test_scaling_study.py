@@ -13,18 +13,17 @@ from django.test import Client
 
 from dashboard.charts import scaling as charts
 from dashboard.charts.scaling import Point
-from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.studies import scaling, services
 from dashboard.studies.axes import Axes
 from dashboard.studies.entries import Setting
 from dashboard.studies.models import Study
-from dashboard.studies.scaling_form import shared_cores
 from dashboard.studies.selectors import overview
 from parallel_core.plan.strategy import recompute_share
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.new_study import MATRIX, NEW
 from tests.dashboard.study_charts import charts_of
+from tests.dashboard.test_forms import filled
 
 pytestmark = pytest.mark.django_db
 ASKED = {
@@ -85,12 +84,24 @@ def test_the_form_queues_it_and_wants_more_than_one_device(client: Client, alice
     assert client.get(f"/studies/{study.pk}/").status_code == 200
 
 
-def test_more_cpu_devices_than_cores_are_said_to_share_them() -> None:
+def test_more_cpu_devices_than_cores_are_said_to_share_them(client: Client, alice: Any) -> None:
+    """Wherever a form says how many there are."""
     host = factory.worker(devices=2)
-    assert shared_cores(FleetSnapshot.now()) == ""
-    host.devices = [{**host.devices[0], "name": "a CPU, core 0"} for _ in range(2)]
+    client.force_login(alice)
+    kinds = ("matrix", "scaling", "stashing", "generation")
+
+    def said() -> list[bool]:
+        pages = [client.post("/runs/new/check", filled(parallel__dp="2"))]
+        pages += [client.get(f"{NEW}?kind={kind}") for kind in kinds]
+        words = "2 CPU devices share 1 core on yard-a: processes take turns there"
+        return [words in page.content.decode().replace("\xa0", " ") for page in pages]
+
+    assert not any(said())
+    assert "yard-a: 2 CPU devices</option>" in client.get("/runs/new/").content.decode()
+    host.devices = [{**one, "name": "a CPU, core 0"} for one in host.devices]
     host.save()
-    assert "2 CPU devices share 1 core on" in shared_cores(FleetSnapshot.now())
+    assert said() == [True] * 5
+    assert "yard-a: 2 CPU devices on 1 core</option>" in client.get("/runs/new/").content.decode()
 
 
 def test_every_kind_of_study_knows_how_many_cores_its_devices_share(alice: Any) -> None:
