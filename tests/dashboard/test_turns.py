@@ -72,6 +72,20 @@ def test_an_interrupted_run_goes_on_before_all_turns(alice: Any, bob: User) -> N
     assert order() == ["long", "of bob", "of alice"]
 
 
+def test_what_the_yard_starts_again_is_no_start_of_its_owner(alice: Any, bob: User) -> None:
+    run = factory.queued(alice, name="long")
+    attempt = factory.start(run)
+    factory.start(factory.queued(bob))
+    states.finish(attempt, "interrupted", "interrupted", "Its worker was restarted.")
+    factory.start(run)
+    factory.queued(bob, name="of bob")
+    factory.queued(alice, name="of alice")
+    assert run.attempts.count() == 2 and order() == ["of alice", "of bob"]
+    factory.end(run, State.SUCCEEDED)
+    removal.delete(runs=[run.pk], user=alice)
+    assert order() == ["of alice", "of bob"]
+
+
 def test_starts_longer_ago_than_are_looked_at_count_as_none(
     alice: Any, bob: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
