@@ -11,8 +11,11 @@ from dashboard.runs import corpus_names
 from dashboard.runs.form_words import value_words
 from dashboard.runs.relevance import is_read
 from dashboard.runs.spec_fields import ENTRIES
+from parallel_core.faults import parse, sentences, stored
 from parallel_core.spec import RunSpec
 
+_BETWEEN = ", "
+"""Stands between faults, in none of which it is."""
 OTHER_FIELDS = {"inject": "Broken on purpose", "hosts": "Ran on", "devices": "Device"}
 
 
@@ -41,7 +44,7 @@ def flat(spec: RunSpec) -> dict[str, Any]:
     plain = {f"{section}.{leaf}": value for section, values in sections.items() for leaf, value in values.items()}
     if spec.parallel.pp == 1:
         plain["parallel.schedule"] = None
-    return plain | {"inject": ", ".join(fault.spelt for fault in spec.inject) or None}
+    return plain | {"inject": _BETWEEN.join(fault.spelt for fault in spec.inject) or None}
 
 
 def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
@@ -70,8 +73,15 @@ def _is_lacked(path: str, table: dict[str, Any]) -> bool:
 
 def value_texts(field: str, values: Sequence[Any]) -> list[str]:
     """Each value as the New run form shows it: the label of a choice, lists with commas, a cap in MiB, the file of an
-    uploaded text; "none" for nothing."""
+    uploaded text; what is broken in sentences; "none" for nothing."""
+    if field == "inject":
+        return [_broken(value) for value in values]
     if field == corpus_names.LEAF:
         names = corpus_names.names_of(values)
         return [names[value] for value in values]
     return [value_words(field, value) or "none" for value in values]
+
+
+def _broken(value: str | None) -> str:
+    """The faults of `flat` in words."""
+    return "; ".join(sentences(stored(map(parse, value.split(_BETWEEN))))) if value else "none"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from dashboard.runs import corpus_names, relevance
 from dashboard.runs.form_words import value_words
 from dashboard.runs.spec_fields import ENTRIES
-from parallel_core.faults import spelt
+from parallel_core.faults import stored
 from parallel_core.spec import RunSpec
 
 SECTIONS = {"parallel": "Parallelism", "train": "Training", "trace": "Tracing"}
@@ -42,7 +42,7 @@ def groups(spec: Mapping[str, Any]) -> list[Group]:
         return [_line(path, flat[path]) for path in read]
 
     out = [Group(SECTIONS.get(section, section.capitalize()), lines(section)) for section in plain]
-    faults = [Line(_words(text.partition(":")[0]), "", text) for text in spelt(spec.get("inject", ()))]
+    faults = [Line(fault.title, "", fault.sentence) for fault in stored(spec.get("inject", ()))]
     return [*out, Group("Broken on purpose", faults)] if faults else out
 
 

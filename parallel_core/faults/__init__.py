@@ -90,9 +90,9 @@ def sentences(faults: Iterable[Fault]) -> list[str]:
     return [f"{fault.title}: {fault.sentence}" for fault in faults]
 
 
-def spelt(faults: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the faults of a dumped spec in the syntax of the command line."""
-    return [_ADAPTER.validate_python(fault).spelt for fault in faults]
+def stored(faults: Iterable[Mapping[str, Any]]) -> list[Fault]:
+    """Returns the faults of a dumped spec."""
+    return [_ADAPTER.validate_python(fault) for fault in faults]
 
 
 def parse(text: str) -> dict[str, str]:

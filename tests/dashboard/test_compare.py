@@ -45,8 +45,12 @@ def test_a_model_has_no_fields_of_another_kind() -> None:
 
 
 def test_what_is_broken_on_purpose_is_a_difference() -> None:
-    found, _ = differences([spec(inject=[{"kind": "straggler", "rank": 0, "factor": 3.0}]), spec()])
-    assert [(d.words, d.values) for d in found] == [("Broken on purpose", ["straggler:rank=0,factor=3", "none"])]
+    """In the words of the run's page, not as the command line spells it."""
+    late = {"kind": "slow_data", "ms": 20}
+    found, _ = differences([spec(inject=[{"kind": "straggler", "rank": 0, "factor": 3.0}, late]), spec(inject=[late])])
+    straggler, data = "Straggler: rank 0 takes 3 times as long to compute", "Slow data: every batch comes 20 ms late"
+    assert [(d.words, d.values) for d in found] == [("Broken on purpose", [f"{straggler}; {data}", data])]
+    assert differences([spec(inject=[late]), spec()])[0][0].values == [data, "none"]
 
 
 def test_a_memory_cap_is_in_the_unit_of_its_label() -> None:

@@ -81,7 +81,7 @@ def test_a_fault_is_spelt_as_it_is_read_and_says_what_it_does(kind: str) -> None
 def test_faults_survive_the_way_through_json() -> None:
     spec = spec_of("straggler:rank=1,factor=3", "slow_link:ms=5", pp=2, micro_batches=2)
     assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
-    assert faults.spelt(spec.model_dump(mode="json")["inject"]) == [
+    assert [one.spelt for one in faults.stored(spec.model_dump(mode="json")["inject"])] == [
         "straggler:rank=1,factor=3",
         "slow_link:rank=0,peer=1,ms=5",
     ]
