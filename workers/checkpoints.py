@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel_core.analysis.quantities import listed_text
+from parallel_core.analysis.quantities import count_text, listed_text, steps_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import match
@@ -139,10 +139,11 @@ def _newest(folder: Path, opens: bool, look: Callable[[Path], Manifest]) -> tupl
 
 
 def _damaged(steps: list[int]) -> str:
-    every = listed_text(list(map(str, steps)))
-    if len(steps) > 1:
-        return f"the checkpoints of steps {every} are damaged"
-    return f"the checkpoint of step {every} is damaged" if steps else ""
+    if not steps:
+        return ""
+    *others, last = steps
+    every = listed_text([*map(count_text, others), steps_text(last)])
+    return f"the checkpoint{'s' if others else ''} after {every} {'are' if others else 'is'} damaged"
 
 
 def drop(settings: Settings, run: int, identity: RunIdentity | None = None) -> None:

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from dashboard.runs.models import Checkpoint, Run, State
-from parallel_core.analysis.quantities import step_text
+from parallel_core.analysis.quantities import steps_text
 
 _FOUND = re.compile(r"(is damaged|was changed|is no checkpoint)(?:: ([^\n]{1,200}))?")
 _STEP = re.compile(r"step-(\d{8})\b")
@@ -21,7 +21,7 @@ class Damage(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        return f"The checkpoint of {step_text(self.step)} {self.what}."
+        return f"The checkpoint after {steps_text(self.step)} {self.what}."
 
 
 def damaged(run: Run) -> dict[int, Damage]:

@@ -26,7 +26,7 @@ from dashboard.runs.models import ACTIVE, ENDED, Attempt, Event, Run, State
 from dashboard.runs.resting import WORKER_LOST
 from dashboard.studies.models import Study
 from dashboard.webhook.outbox import note_end
-from parallel_core.analysis.quantities import step_text
+from parallel_core.analysis.quantities import step_text, steps_text
 
 OUTCOME_STATES = {"succeeded": State.SUCCEEDED, "failed": State.FAILED, "cancelled": State.CANCELLED}
 INTERRUPTED = "interrupted"
@@ -231,7 +231,7 @@ def beginning(attempt: Attempt) -> str:
     number = f" of attempt {source.number}" if source else ""
     other = f" of run {begins['run']}" if begins.get("run") != attempt.run_id else ""
     if attempt.run.generates:
-        return f"from the checkpoint of {step_text(begins['step'])}{other}"
+        return f"from the checkpoint after {steps_text(begins['step'])}{other}"
     why = f", as {begins['why']}" if begins.get("why") else ""
     return f"resumed from {step_text(begins['step'])}{number}{other}{why}"
 

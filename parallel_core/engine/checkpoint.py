@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from parallel_core.analysis.quantities import steps_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import match, parts
@@ -170,7 +171,7 @@ class Saver:
             self._error = error
         except BaseException as error:  # any: that a thread has ended tells nobody, and the run goes on
             why = str(error) or type(error).__name__
-            self._error = CheckpointError(f"The checkpoint of step {saved.step} could not be written: {why}")
+            self._error = CheckpointError(f"The checkpoint after {steps_text(saved.step)} could not be written: {why}")
             self._error.__cause__ = error  # with its own traceback, and for want of memory told as that
 
     def _publish(self, where: Path, saved: Saved, began: float) -> None:
@@ -212,7 +213,7 @@ class Saver:
         try:
             kept = folders.add_held_out(self._config.folder, self._config.attempt, done, held_out, self._keep)
         except (CheckpointError, OSError) as error:
-            log.warning("the checkpoint of step %d stays without its held-out loss: %s", done, error)
+            log.warning("the checkpoint after %s stays without its held-out loss: %s", steps_text(done), error)
             return
         self._told |= {"held_out": held_out, "kept": kept}
         self._sink.emit("checkpoint", **self._told)

@@ -43,7 +43,7 @@ def finder(alice: Any, saved: Run) -> Run:
 
 def test_the_run_page_says_it_and_offers_the_other(member: Client, saved: Run, finder: Run) -> None:
     page = plain(member.get(f"/runs/{saved.pk}/").content.decode())
-    assert f"The checkpoint of step 20 {WHAT}." in page and 'id="resume"' in page
+    assert f"The checkpoint after 20 steps {WHAT}." in page and 'id="resume"' in page
     assert f'<a href="/runs/{finder.pk}/">Run {finder.pk}</a> found it.' in page
     Checkpoint.objects.filter(step=10).delete()
     page = member.get(f"/runs/{saved.pk}/").content.decode()
@@ -55,7 +55,7 @@ def test_resume_as_begins_with_a_sound_one_and_marks_the_other(member: Client, s
     assert f'value="{saved.pk}:10"' in page and "panel-doubt" not in page
     assert f'step 20</a> (damaged, <a href="/runs/{finder.pk}/">run {finder.pk}</a> found)' in page
     page = member.get(f"/runs/{saved.pk}/resume?step=20").content.decode()
-    assert f"Run {finder.pk} was to begin from it and found: The checkpoint of step 20 {WHAT}." in page
+    assert f"Run {finder.pk} was to begin from it and found: The checkpoint after 20 steps {WHAT}." in page
     assert "Step 10 is not known to be." in page
 
 

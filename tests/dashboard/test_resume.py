@@ -90,9 +90,9 @@ def test_a_later_attempt_says_where_it_began(member: Client, saved: Run) -> None
     states.running(second, {"step": 20, "run": saved.pk, "attempt": first.pk, "why": ""})
     assert "resumed from step 20 of attempt 1" in saved.events.order_by("-pk")[0].text
     assert "resumed from step 20 of attempt 1" in member.get(f"/runs/{saved.pk}/").content.decode()
-    begins = {"step": 10, "run": saved.pk, "attempt": first.pk, "why": "the checkpoint of step 20 is damaged"}
+    begins = {"step": 10, "run": saved.pk, "attempt": first.pk, "why": "the checkpoint after 20 steps is damaged"}
     Attempt.objects.filter(pk=second.pk).update(begins=begins)
-    told = "resumed from step 10 of attempt 1, as the checkpoint of step 20 is damaged"
+    told = "resumed from step 10 of attempt 1, as the checkpoint after 20 steps is damaged"
     assert told in member.get(f"/runs/{saved.pk}/").content.decode()
     Attempt.objects.filter(pk=second.pk).update(begins={"step": 0, "why": "no checkpoint of it is on yard-b"})
     assert "from step 0: no checkpoint of it is on yard-b" in member.get(f"/runs/{saved.pk}/").content.decode()

@@ -251,7 +251,7 @@ def test_a_save_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "run").rmdir()
     (tmp_path / "run").write_text("a file where the folder should be")
     saver.save(1)
-    with pytest.raises(CheckpointError, match="The checkpoint of step 1 could not be written"):
+    with pytest.raises(CheckpointError, match="The checkpoint after 1 step could not be written"):
         saver.wait()
 
 
@@ -264,7 +264,8 @@ def test_a_save_that_runs_out_of_memory_is_told_as_that(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(parts, "write_part", full)
     saver.save(1)
-    with pytest.raises(CheckpointError, match="The checkpoint of step 1 could not be written: MemoryError") as caught:
+    said = "The checkpoint after 1 step could not be written: MemoryError"
+    with pytest.raises(CheckpointError, match=said) as caught:
         saver.wait()
     assert launch_rank._out_of_memory(caught.value)
     assert "in full\n" in "".join(traceback.format_exception(caught.value))
@@ -279,7 +280,7 @@ def test_no_error_of_the_thread_that_writes_goes_unnoticed(tmp_path: Path, monke
 
     monkeypatch.setattr(parts, "write_part", panic)
     saver.save(1)
-    with pytest.raises(CheckpointError, match="The checkpoint of step 1 could not be written: panic"):
+    with pytest.raises(CheckpointError, match="The checkpoint after 1 step could not be written: panic"):
         saver.wait()
 
 

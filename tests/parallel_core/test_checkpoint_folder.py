@@ -126,7 +126,7 @@ def test_a_checkpoint_whose_manifest_cannot_be_written_stays_without_the_loss(
     folders.saving(folder, 0, 10).rmdir()
     (folder / f"{folders._SAVING}0-00000010").touch()
     saver.add_held_out(10, 1.0)
-    assert "the checkpoint of step 10 stays without its held-out loss" in caplog.text
+    assert "the checkpoint after 10 steps stays without its held-out loss" in caplog.text
     assert verified(folders.path_of(folder, 10)).held_out is None
 
 

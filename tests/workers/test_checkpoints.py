@@ -84,7 +84,7 @@ def test_a_retry_passes_over_what_a_bad_disk_changed(bench: Bench) -> None:
     change_byte(folders.path_of(run_folder(bench, 909), 60) / "rank-0.bin", 100)
     second = bench.send(saving(60, every=20), run=909, number=2)
     assert bench.wait_end(second)["outcome"] == "succeeded"
-    damaged = "the checkpoint of step 60 is damaged"
+    damaged = "the checkpoint after 60 steps is damaged"
     assert begins(bench, second) == {"step": 40, "run": 909, "attempt": first, "why": damaged}
     assert losses(bench, second) == {step: loss for step, loss in losses(bench, first).items() if step >= 40}
     assert "step-00000060 was changed" in bench.log()
@@ -97,7 +97,7 @@ def test_a_retry_begins_anew_where_every_checkpoint_is_damaged(bench: Bench) -> 
         change_byte(folders.path_of(run_folder(bench, 910), step) / "rank-0.bin", 100)
     second = bench.send(saving(20, every=10), run=910, number=2)
     assert bench.wait_end(second)["outcome"] == "succeeded"
-    damaged = "the checkpoints of steps 10 and 20 are damaged, and no other is on bench"
+    damaged = "the checkpoints after 10 and 20 steps are damaged, and no other is on bench"
     assert begins(bench, second) == {"step": 0, "run": 910, "attempt": 0, "why": damaged}
     assert losses(bench, second) == losses(bench, first)
 
