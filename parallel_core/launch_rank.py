@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -20,7 +21,15 @@ from parallel_core.checkpoint import llama_weights
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import host_memory
 from parallel_core.engine.stop import LossNotFinite, Stopped
-from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, StartCommand, Store
+from parallel_core.launch import (
+    EXIT_FAULT,
+    EXIT_MEMORY,
+    EXIT_PEER,
+    EXIT_STOPPED,
+    StartCommand,
+    Store,
+    describe_exit,
+)
 from parallel_core.launch_gpu import take_gpu
 from parallel_core.observe import host, progress
 from parallel_core.observe.cores import core_of
@@ -88,6 +97,10 @@ class RankArgs:
         return CheckpointConfig(Path(told["folder"]), resume, told["run"], told["attempt"])
 
 
+BEFORE_IT_JOINS = ((-1, "starting"), (-1, "connecting"))
+"""What a rank does until it has joined the others, as its page tells."""
+TELL_S = 60.0
+"""For so many seconds it is tried to reach the store: its host may still have to open it."""
 RunRank = Callable[[RankArgs, FileSink, progress.Progress], None]
 """The program of a rank: trains, emits its records, and returns when it is done."""
 
@@ -116,6 +129,29 @@ def engine() -> RunRank:
         run_rank(args.spec, args.rank, sink, connect, page, cache, args.saves, expects)
 
     return run
+
+
+def is_awaited(command: StartCommand, rank: int) -> bool:
+    """Whether ranks on other hosts may wait for this one to join, and only hear from its host that it has ended."""
+    where = progress.read(Path(command["folder"]), rank)
+    return command.get("store") is not None and (where is None or (where.step, where.op) in BEFORE_IT_JOINS)
+
+
+def tell_waiting(command: StartCommand, rank: int, code: int) -> None:
+    """Tells the ranks on other hosts that this one has ended with that exit code, and will not join. In a process of
+    its own, as their store may have to be waited for; without the pipes of the server, which are to end with it."""
+    os.closerange(3, min(os.sysconf("SC_OPEN_MAX"), 65536))
+    from parallel_core.engine.distributed import Rendezvous
+    from parallel_core.engine.meeting import tell_failed
+    from parallel_core.spec import RunSpec
+
+    store = command.get("store")
+    if store is None:
+        return
+    world = RunSpec.model_validate(command["spec"]).parallel.world
+    there = Rendezvous(store["host"], store["port"], world, is_host=False, node=command["first_rank"])
+    with contextlib.suppress(OSError, RuntimeError):  # they have ended, too
+        tell_failed(there.open_store(timedelta(seconds=TELL_S)), rank, describe_exit(code))
 
 
 def be_rank(args: RankArgs, run_rank: RunRank) -> NoReturn:

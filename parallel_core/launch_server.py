@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from parallel_core import launch, processes
@@ -24,7 +25,7 @@ from parallel_core.atomic_file import NO_SPACE
 from parallel_core.launch import StartCommand, Store
 from parallel_core.launch_attempt import Attempt
 from parallel_core.launch_children import blame, next_ended
-from parallel_core.launch_rank import RankArgs, RunRank, be_rank, engine
+from parallel_core.launch_rank import RankArgs, RunRank, be_rank, engine, is_awaited, tell_waiting
 from parallel_core.observe.host import listen_at
 
 if TYPE_CHECKING:
@@ -172,24 +173,30 @@ class Server:
     def _fork(self, attempt: Attempt, args: RankArgs) -> None:
         if processes.threads() != 1:
             raise RuntimeError("the fork server has threads; a fork would not be safe")
-        server = os.getpid()
-        # A TERM for the new rank must not run the server's handler: blocked until the rank has reset it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
-            pid = os.fork()
-            if pid == 0:
-                self._become(args, server)
+            pid = self._child(lambda: be_rank(args, self.run_rank))
         except OSError as error:
             why = f"the host has no process left for rank {args.rank} ({error.strerror}); use fewer ranks"
             raise RuntimeError(why) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         attempt.pids[pid] = args.rank
         ticks = processes.start_ticks(pid)
         self.report(event="started", attempt=args.command["attempt"], rank=args.rank, pid=pid, start_ticks=ticks)
 
-    def _become(self, args: RankArgs, server: int) -> NoReturn:
-        """Runs in the child: resets the server's signal handling, then runs the rank."""
+    def _child(self, work: Callable[[], object]) -> int:
+        """Forks a child that does this and ends; returns its pid. Raises OSError where there is no process left."""
+        server = os.getpid()
+        # A TERM for the new child must not run the server's handler: blocked until the child has reset it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become(work, server)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        return pid
+
+    def _become(self, work: Callable[[], object], server: int) -> NoReturn:
+        """Runs in the child: resets the server's signal handling, then does its work."""
         code = launch.EXIT_FAULT
         try:
             processes.die_with(server)
@@ -197,7 +204,8 @@ class Server:
             for number in _HANDLED:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-            be_rank(args, self.run_rank)
+            work()
+            code = 0
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in NO_SPACE:
                 code = launch.EXIT_FULL
@@ -222,6 +230,9 @@ class Server:
         attempt.codes[rank] = code
         self.report(event="exit", attempt=attempt.number, rank=rank, code=code)
         if code not in (0, launch.EXIT_STOPPED):  # after an orderly stop the others exit by themselves
+            if not attempt.stopping and is_awaited(attempt.command, rank):
+                with contextlib.suppress(OSError):  # no process left for that: the controller tells them
+                    self._child(lambda: tell_waiting(attempt.command, rank, code))
             attempt.stop(FAIL_GRACE_S)
 
     def _settle(self) -> None:

@@ -125,7 +125,8 @@ def awaited(rendezvous: Rendezvous, rank: int) -> Iterator[None]:
     except Exception as error:
         if rendezvous.node is not None and not rendezvous.is_host:
             with suppress(RuntimeError, OSError):  # they may have ended, too
-                tell_failed(rendezvous.open_store(timedelta(seconds=OPEN_S)), rank, error)
+                how = f"{type(error).__name__}: {str(error)[:500]}"
+                tell_failed(rendezvous.open_store(timedelta(seconds=OPEN_S)), rank, how)
         raise
 
 

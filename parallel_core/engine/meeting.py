@@ -64,9 +64,9 @@ def meet(store: dist.Store, rank: int, world: int, limit_s: float) -> None:
         time.sleep(BEAT_S)
 
 
-def tell_failed(store: dist.Store, rank: int, error: BaseException) -> None:
+def tell_failed(store: dist.Store, rank: int, how: str) -> None:
     """Tells the ranks that wait in `meet` that this one will not come."""
-    store.set(_LOST, f"rank {rank} failed before it joined: {type(error).__name__}: {str(error)[:500]}")
+    store.set(_LOST, f"rank {rank} failed before it joined: {how}")
 
 
 def _await(store: dist.Store, world: int, limit_s: float) -> None:

@@ -59,6 +59,12 @@ def wait(args: RankArgs, sink: FileSink, page: Progress) -> None:
         time.sleep(0.05)
 
 
+def not_join(args: RankArgs, sink: FileSink, page: Progress) -> None:
+    """Stays before it has joined the others."""
+    page.at(-1, "connecting")
+    time.sleep(600)
+
+
 def ignore_term(args: RankArgs, sink: FileSink, page: Progress) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait(args, sink, page)
@@ -123,7 +129,19 @@ def fill_disk(args: RankArgs, sink: FileSink, page: Progress) -> None:
     sink.emit("phase")
 
 
-_ALL = (finish, raise_error, run_out, wait, ignore_term, stop_slowly, leave_a_child, meet, describe, fill_disk)
+_ALL = (
+    finish,
+    raise_error,
+    run_out,
+    wait,
+    not_join,
+    ignore_term,
+    stop_slowly,
+    leave_a_child,
+    meet,
+    describe,
+    fill_disk,
+)
 BEHAVIOURS = {f.__name__: f for f in _ALL}
 
 

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from parallel_core import processes
+from parallel_core.engine.meeting import meet
 from parallel_core.launch import (
     EXIT_FULL,
     Event,
@@ -24,6 +26,7 @@ from parallel_core.launch import (
     environment,
 )
 from parallel_core.launch_server import FAIL_GRACE_S
+from parallel_core.observe import progress
 from tests.parallel_core.launch_ranks import FORK_ONCE
 from tests.parallel_core.launch_yard import COMMAND, LIMIT_S, Yard, eventually, order, where_waiting
 from tests.parallel_core.test_launch import GONE_S
@@ -53,6 +56,21 @@ def test_a_fork_that_fails_ends_the_ranks_before_it_and_nothing_else(tmp_path: P
     os.kill(yard.server.pid, signal.SIGTERM)
     yard.until("lost")
     yard.server.close()
+
+
+def test_who_waits_on_another_host_is_told_of_a_rank_that_is_killed_before_it_joins(yard: Yard) -> None:
+    """Else they waited for it until the controller, if it was at work, had heard of its end and ended them."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # of rank 0, on another host
+    there = {"host": "127.0.0.1", "port": store.port}
+    folder = yard.start(1, "", "not_join", first_rank=1, devices=[0], store=there)
+    pid = yard.until("started", attempt=1)["pid"]
+    eventually(lambda: progress.read(folder, 1) is not None)
+    os.kill(pid, signal.SIGKILL)
+    yard.until("gone", attempt=1)
+    eventually(lambda: store.check(["lost"]))
+    assert store.get("lost") == b"rank 1 failed before it joined: signal 9 (SIGKILL)"
+    with pytest.raises(ConnectionAbortedError, match=r"rank 1 failed before it joined: signal 9 \(SIGKILL\)"):
+        meet(store, 0, 2, LIMIT_S)
 
 
 def test_a_signal_is_told_with_what_it_means() -> None:
