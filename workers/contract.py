@@ -39,6 +39,8 @@ topics)."""
 
 YARD = "trainyard:yard"
 """Key with the id of the yard whose broker it is (control.claim); only its controller reads and writes it."""
+YARD_AT = "trainyard:yard:at"
+"""Likewise where the database of the controller at work is; goes some seconds after that one is gone."""
 
 START_TASK = "workers.start"
 HEARTBEAT_S = 2.0

@@ -5,6 +5,7 @@ PostgreSQL: a session advisory lock on the controller's own connection. SQLite: 
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +33,20 @@ def lock_of_database(role: str = "controller") -> Lock:
     name = str(connection.settings_dict["NAME"])
     in_memory = "memory" in name
     return FileLock(settings.HOME / f"{role}.lock" if in_memory else Path(f"{name}.{role}.lock"))
+
+
+def place_of_database() -> str:
+    """Where the database is: the same for each process that uses it, another one for a copy of it elsewhere."""
+    name = str(connection.settings_dict["NAME"])
+    if connection.vendor != "postgresql":
+        return f"{socket.gethostname()}:{name}"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT has_function_privilege('pg_control_system()', 'execute')")
+        server = ""
+        if cursor.fetchone() == (True,):
+            cursor.execute("SELECT system_identifier FROM pg_control_system()")
+            server = f", server {cursor.fetchone()[0]}"
+    return f"{connection.settings_dict['HOST']}:{connection.settings_dict['PORT']}/{name}{server}"
 
 
 class AdvisoryLock:

@@ -22,7 +22,7 @@ from dashboard.runs import queue
 from dashboard.yard.processes import last_line
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer
-from workers.contract import EVENTS, YARD
+from workers.contract import EVENTS, YARD, YARD_AT
 
 pytestmark = pytest.mark.django_db
 
@@ -103,3 +103,28 @@ def test_a_broker_that_is_away_cannot_be_taken_over(settings: Any) -> None:
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
     with pytest.raises(CommandError, match="The broker does not answer: "):
         call_command("controller", "--take-over")
+
+
+def test_a_copy_of_a_yard_leaves_its_broker_alone_while_the_other_is_at_work(
+    broker: redis.Redis, controller: Controller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has the same id: each of them read half of what workers sent, and the other half was gone."""
+    monkeypatch.setattr(claim, "CLAIM_EVERY_S", 0.0)
+    controller.turn()
+    controller.turn()
+    Controller().turn()  # started again, with the same database
+    with monkeypatch.context() as copied:
+        copied.setattr(claim, "place_of_database", lambda: "elsewhere:/copy/trainyard.sqlite3")
+        with pytest.raises(Claimed, match="is used by a copy of this yard") as caught:
+            Controller().turn()
+        assert "; this one's is elsewhere:/copy/trainyard.sqlite3." in str(caught.value)
+        assert "used by a copy of this yard" in refused_sentence(True)
+        said = "CommandError: " + refused_sentence(True).removeprefix("The controller is not at work. ")
+        (tmp_path / "controller.log").write_text(said)
+        assert last_line(tmp_path / "controller.log") == said, "./run prints all of it"
+        assert 0 < broker.ttl(YARD_AT) <= claim.AT_WORK_S
+        broker.delete(YARD_AT)  # as soon as the other one is gone for a while
+        Controller().turn()
+        assert not refused_sentence(True)
+    with pytest.raises(Claimed, match="is used by a copy of this yard"):
+        controller.turn()  # which was suspended for so long
