@@ -264,6 +264,15 @@ def test_a_held_out_loss_that_rises_while_that_of_training_falls(
         assert f"has risen since step {EVALUATED[low]}" in said[0].title and said[0].tab == "metrics"
 
 
+def test_over_fitting_asks_for_dropout_only_of_a_model_that_has_any() -> None:
+    models = [{"kind": "resnet50"}, {"kind": "vgg16"}]
+    cases = [Case(RunSpec.model_validate({"model": model}), loss_steps=np.arange(40), loss=TRAINED) for model in models]
+    held_out = np.array([3.0, 2.5, 2.6, 2.7])
+    resnet, vgg = (diagnose(replace(c, held_out_steps=EVALUATED, held_out=held_out))[0].change for c in cases)
+    assert resnet == "Stop earlier, train on more data, or raise weight decay (train.weight_decay)."
+    assert "raise dropout (model.dropout) or weight decay" in vgg and "text" not in vgg
+
+
 KEPT, GONE = (
     "The checkpoint of its lowest held-out loss is kept.",
     "The checkpoint of its lowest held-out loss is not kept.",

@@ -12,6 +12,7 @@ from math import isfinite
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import percent_text, significant, step_text
+from parallel_core.outline import outline_of
 
 RISE, LAST = 1.02, 2
 
@@ -36,10 +37,15 @@ def check(case: Case) -> Finding | None:
         "that of training fell.",
         f"Held out: {significant(low, 4)} at {began}, {significant(last, 4)} at {end}. Trained, "
         f"mean since the evaluation before: {trained}.",
-        "Stop earlier, train on more text, or raise dropout (model.dropout) or weight decay (train.weight_decay)."
-        + _saved(case, int(steps[best])),
+        f"Stop earlier, train on more data, or raise {_damper(case)}.{_saved(case, int(steps[best]))}",
         tab="metrics",
     )
+
+
+def _damper(case: Case) -> str:
+    """What can be raised to learn less of single samples: not every kind of model has dropout."""
+    dropout = "dropout (model.dropout) or " if "dropout" in outline_of(case.spec.model).fields else ""
+    return f"{dropout}weight decay (train.weight_decay)"
 
 
 def _saved(case: Case, best: int) -> str:
