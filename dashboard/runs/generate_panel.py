@@ -24,7 +24,7 @@ def panel(spec: RunSpec, request: Mapping[str, Any], check: FleetCheck) -> Panel
     worst, limit = max(stages, key=lambda stage: stage.total), room.usable if room else 0
     full = max(limit, worst.total)
     return Panel(
-        memory=_sentence(worst, room),
+        memory=_sentence(worst, room, request),
         waits=check.waits,
         fits=worst.total <= limit if limit else None,
         rows=[row_of(spec, stage, full, limit, NAMES) for stage in stages[:SHOWN_STAGES]],
@@ -33,7 +33,7 @@ def panel(spec: RunSpec, request: Mapping[str, Any], check: FleetCheck) -> Panel
     )
 
 
-def _sentence(worst: RankMemory, room: Room | None) -> str:
+def _sentence(worst: RankMemory, room: Room | None, request: Mapping[str, Any]) -> str:
     category, share = worst.largest()
     needs = bytes_beside(worst.total, room.usable if room else 0)
     most = f"Needs {needs} on rank {worst.rank}; {NAMES[category]} are {percent_text(share)}"
@@ -41,7 +41,20 @@ def _sentence(worst: RankMemory, room: Room | None) -> str:
         return f"{most}. The device's memory is not known."
     if worst.total <= room.usable:
         return f"{most}. A device has {room.text}."
-    return f"{most}. A device has {room.text}: use more tensor ranks or stages, or fewer texts."
+    return f"{most}. A device has {room.text}: use {_less(request)}."
+
+
+def _less(request: Mapping[str, Any]) -> str:
+    """What makes the fullest rank hold less."""
+    return f"more tensor ranks or stages, or fewer {'texts' if request['samples'] > 1 else 'tokens'}"
+
+
+def fix(run: Run) -> str:
+    """What would most likely help a run that ran out of memory."""
+    worst = worst_place(RunSpec.stored(run.spec), run.task)
+    category, share = worst.largest()
+    needs = f"rank {worst.rank} is predicted to need {bytes_text(worst.total)}"
+    return f"Generate again with {_less(run.task)}: {needs}; {NAMES[category]} are {percent_text(share)}."
 
 
 def figure(run: Run) -> tuple[str, str, str]:

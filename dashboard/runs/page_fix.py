@@ -6,7 +6,7 @@ import numpy as np
 
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import resuming, selectors
+from dashboard.runs import generate_panel, resuming, selectors
 from dashboard.runs.findings import change_of
 from dashboard.runs.fleet_checks import offered_to
 from dashboard.runs.form_words import in_form_words, short_label
@@ -31,7 +31,7 @@ def fix(run: Run) -> str:
     if injected := _injected(run):
         return f"Clone it without the fault “{injected}” that it injects: a run can end so by that alone."
     if run.cause == "out_of_memory":
-        return _less_memory(run)
+        return generate_panel.fix(run) if run.generates else _less_memory(run)
     if "ReplicasDiffer" in run.detail:
         return "Resume from an earlier checkpoint, on another device: a device or its memory changed a value."
     if f"{CorpusError.__name__}: " in run.detail:
@@ -47,11 +47,12 @@ def fix(run: Run) -> str:
     if run.cause == "not_finite":
         return _of_loss(run)
     again = _again(run)
+    if run.cause == "killed_by_signal":
+        return f"{again} as it is: the signal came from outside; if it returns, see the kernel log."
     if run.task:
         return _of_task(run, again)
     return {
         "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
-        "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
         "worker_lost": f"{again} with {_retries(run)}, used if a worker or the network between hosts is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
@@ -70,7 +71,6 @@ def _of_task(run: Run, again: str) -> str:
     lost = f"{again} once its workers report and their hosts reach each other" if run.between else ""
     return {
         "user_code": f"{again} once what the traceback names is mended; the log below has the lines before it.",
-        "killed_by_signal": f"{again} as it is: the signal came from outside; if it returns, see the kernel log.",
         "worker_lost": f"{lost or f'{again} once its worker reports'}.",
         "timed_out": f"{beside} did not start, {then}.",
         "no_progress": f"{beside} stood still, {then}.",

@@ -20,6 +20,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
 from dashboard.runs import asking, queue, states, turns
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.page_fix import fix
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
 from tests.dashboard.plain import error_at, plain, unmarked
@@ -375,6 +376,39 @@ def test_memory_is_told_before_it_is_queued(client: Client, source: Run) -> None
     assert "Memory depends on the length of the prompt" in page and "hx-post" in page
     needs = [_needs(client, source, change) for change in ({}, {"samples": "8"}, {"samples": "8", "tp": "2"})]
     assert needs[0] < needs[1] and needs[2] < needs[1]
+
+
+@pytest.mark.parametrize(("samples", "fewer"), [(1, "tokens"), (8, "texts")])
+def test_what_helps_a_run_that_ran_out_of_memory_is_something_that_it_has(
+    client: Client, source: Run, samples: int, fewer: str
+) -> None:
+    """Not recomputation, nor other micro-batches, which help a run that trains."""
+    client.post(f"/runs/{source.pk}/generate", FORM | {"samples": str(samples)})
+    run = Run.objects.latest("pk")
+    factory.start(run)
+    factory.end(run, State.FAILED, "Rank 0 ran out of memory.", "out_of_memory")
+    said = f"Generate again with more tensor ranks or stages, or fewer {fewer}: rank 0 is predicted to need "
+    assert fix(run).startswith(said) and fix(run) in plain(client.get(f"/runs/{run.pk}/").content.decode())
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("user_code", "Generate again once what the traceback names is mended"),
+        (
+            "killed_by_signal",
+            "Generate again as it is: the signal came from outside; if it returns, see the kernel log.",
+        ),
+        ("worker_lost", "Generate again once its worker reports."),
+        ("no_progress", "See the table of ranks below for the one that stood still, then generate again."),
+    ],
+)
+def test_what_helps_is_the_button_that_its_page_has(client: Client, made: Run, cause: str, said: str) -> None:
+    """It has none to clone it, and its form asks for no retries."""
+    factory.start(made)
+    factory.end(made, State.FAILED, "Rank 0 ended.", cause)
+    page = client.get(f"/runs/{made.pk}/").content.decode()
+    assert fix(made).startswith(said) and 'id="again">Generate again…' in page and 'id="clone"' not in page
 
 
 def _needs(client: Client, source: Run, change: dict[str, str]) -> float:
