@@ -5,6 +5,7 @@ Devices and times are from the worker's newest heartbeat, so no field of a row c
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from django.contrib import admin
@@ -17,6 +18,7 @@ from django.utils.safestring import mark_safe
 from dashboard.accounts.admin_mixins import ReadOnlyAdmin
 from dashboard.fleet import selectors, services
 from dashboard.fleet.models import Worker
+from dashboard.fleet.run_on import type_of
 from parallel_core.analysis.quantities import bytes_text, plural_text
 
 
@@ -112,9 +114,9 @@ def _size(device: dict[str, Any]) -> str:
 
 
 def _devices(worker: Worker, kind: str) -> str:
-    """The number of devices of a kind, and their name: "2 x NVIDIA H100"."""
-    names = [device.get("name", "") for device in worker.devices if device.get("kind") == kind]
-    return f"{len(names)} x {names[0].partition(', core')[0]}" if names else "none"
+    """The devices of a kind, counted by type: "2 x NVIDIA H100"."""
+    counts = Counter(type_of(device) for device in worker.devices if device.get("kind") == kind)
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
 
 
 def _listed(found: list[str], more: int) -> str:

@@ -317,6 +317,15 @@ def test_staff_administer_workers(client: Client, admin: Any, alice: Any, redis_
     assert "Workers" in index and "Corpora" in index and "API tokens" in index and "img/mark" in index
 
 
+def test_the_devices_of_a_worker_are_counted_by_type(client: Client, admin: Any) -> None:
+    names = ["NVIDIA A100, share 1 of 2", "NVIDIA H100", "NVIDIA A100, share 2 of 2"]
+    devices = [{"index": i, "kind": "cuda", "name": name} for i, name in enumerate(names)]
+    Worker.objects.create(name="mixed", devices=devices)
+    client.force_login(admin)
+    page = client.get("/admin/fleet/worker/").content.decode()
+    assert ">2 x NVIDIA A100, a share of 2, 1 x NVIDIA H100<" in page and ">none<" in page
+
+
 @pytest.mark.parametrize(
     ("address", "method", "words"), [("/runs/", "post", "open it"), ("/accounts/logout/", "get", "Only a button")]
 )
