@@ -1,11 +1,11 @@
-"""Whether a worker's disk has room for the checkpoints of a run."""
+"""Whether a run can save its checkpoints: on a disk with room for them, and where all its hosts find them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dashboard.fleet.models import Worker
-from parallel_core.analysis.quantities import bytes_text, plural_text
+from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
 from parallel_core.plan.checkpoint_size import checkpoint_bytes, most_checkpoints
 from parallel_core.spec import RunSpec
 
@@ -36,3 +36,12 @@ def _without(spec: RunSpec, one_fits: bool) -> str:
     train = spec.train
     saves = {"checkpoint_every": bool(train.checkpoint_every), "max_minutes": bool(train.max_minutes) and not one_fits}
     return " and ".join(f"{name}=0" for name, now in saves.items() if now)
+
+
+def unsaved(spec: RunSpec, hosts: Sequence[str], workers: Iterable[Worker]) -> str:
+    """Says that the run would save nothing at its time limit, if its ranks would be on `hosts`, the worker of each,
+    that share no folder for it; else ''. A run that saves before is kept on one host, or on those that share one."""
+    names, sharing = list(dict.fromkeys(hosts)), {worker.name for worker in workers if worker.shared_checkpoints}
+    if not spec.train.max_minutes or len(names) < 2 or sharing.issuperset(names):
+        return ""
+    return f"Its ranks would be on {listed_text(names)}, which share no folder for checkpoints."

@@ -65,6 +65,7 @@ class Panel:
     waits: str = ""
     doubt: str = ""
     disk: str = ""
+    unsaved: str = ""
     tokens: str = ""
     fits: bool | None = None
     rows: list[Row] = field(default_factory=list)
@@ -94,6 +95,7 @@ class Panel:
             waits=found.waits,
             doubt=found.doubt,
             disk=in_form_words(found.disk),
+            unsaved=found.unsaved,
             tokens=found.tokens,
             fits=feasibility.fits if feasibility else None,
             rows=[_of_stage(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],

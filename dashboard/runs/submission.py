@@ -16,7 +16,7 @@ from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, run_on, services
 from dashboard.runs.corpus_checks import corpus_errors
-from dashboard.runs.disk import short_of
+from dashboard.runs.disk import short_of, unsaved
 from dashboard.runs.fleet_checks import Capacity, FleetCheck, fleet_check, with_need
 from dashboard.runs.models import Run
 from dashboard.runs.spreading import (
@@ -58,6 +58,8 @@ class Assessment:
     """Which workers it would wait for if nothing else were in the queue, or that the controller is away."""
     disk: str = ""
     """Why there would be no room for its checkpoints."""
+    unsaved: str = ""
+    """Why it would save nothing at its time limit."""
     tokens: str = ""
     """That it would read text as bytes, which mean other tokens to the weights that it begins from."""
 
@@ -100,6 +102,7 @@ def _predicted(spec: RunSpec, errors: dict[str, str], check: FleetCheck, resume_
     """The assessment with what is predicted of a run with this check `with_need`."""
     found, limit = _judged(spec, check, _device(check))
     workers = chosen(check.asks, check.fleet)
+    nowhere = unsaved(spec, workers, check.fleet.every)
     return Assessment(
         spec,
         errors,
@@ -113,7 +116,8 @@ def _predicted(spec: RunSpec, errors: dict[str, str], check: FleetCheck, resume_
         hosts=several(workers),
         doubt="" if errors else resuming.doubt(resume_from),
         waits="" if errors else check.waits,
-        disk=short_of(spec, check.fleet.among(check.asks.needs)),
+        disk="" if nowhere else short_of(spec, check.fleet.among(check.asks.needs)),
+        unsaved=nowhere,
         tokens="" if errors or resume_from is not None else token_doubt(spec, check.fleet),
     )
 

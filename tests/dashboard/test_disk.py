@@ -82,3 +82,20 @@ def test_nobody_worries_where_nothing_is_known_or_nothing_is_saved(member: Clien
     free(0, 0)
     panel = member.post("/runs/new/check", filled(train__checkpoint_every="0")).context["panel"]
     assert panel.disk == ""
+
+
+def test_a_time_limit_at_which_nothing_could_be_saved_is_told_before(member: Client) -> None:
+    factory.worker("yard-a")
+    factory.worker("yard-b")
+    Worker.objects.update(fields=["train.max_minutes"])
+
+    def told(**asked: str) -> str:
+        sent = filled(train__checkpoint_every="0", train__max_minutes="5", **asked)
+        return str(member.post("/runs/new/check", sent).context["panel"].unsaved)
+
+    said = "Its ranks would be on yard-a and yard-b, which share no folder for checkpoints."
+    assert told(parallel__dp="4") == said and told(parallel__dp="2") == ""
+    page = member.post("/runs/new/check", filled(train__max_minutes="5", parallel__dp="4")).content.decode()
+    assert f"Its time limit would save nothing.</strong> {said}" in page
+    Worker.objects.update(shared_checkpoints=True)
+    assert told(parallel__dp="4") == ""
