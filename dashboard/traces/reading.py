@@ -65,6 +65,8 @@ def _read(trace: Trace, folder: Path) -> Work:
             _keep(trace, folder)
         elif code == EXIT_MEMORY:
             _fail(trace, f"It needs more than the {MEMORY_BYTES >> 30} GiB of memory that reading may take.")
+        elif code < 0:  # killed; the next try may succeed
+            Trace.objects.filter(pk=trace.pk).update(state=TraceState.QUEUED)
         else:
             log.warning("trace %s: %s", trace.pk, child.last_words())
             _fail(trace, f"It could not be read: {child.last_words()}"[:500])

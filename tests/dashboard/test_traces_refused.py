@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.analyst import claims
+from dashboard.analyst.child import Child
+from dashboard.traces import reading
 from dashboard.traces.models import Trace, TraceFile, TraceState
-from tests.dashboard.run_analyst import read_next
+from tests.dashboard.run_analyst import finish, lane_of, read_next
 from tests.dashboard.test_traces import send, shown
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_files")]
@@ -102,3 +106,27 @@ def test_a_trace_that_ends_its_reader_is_given_up(member: Client, monkeypatch: p
         f"Reading it was begun {claims.MAX_TRIES} times and never came to its end; the analyst's log says why."
     )
     assert not read_next()
+
+
+def test_one_whose_reader_is_killed_keeps_its_files_and_is_tried_again(
+    member: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a search is: the kernel may have been out of memory for a moment. It is given up in the end."""
+    started: list[Child] = []
+
+    def noted(*given: Any) -> Child:
+        started.append(Child(*given))
+        return started[-1]
+
+    monkeypatch.setattr(reading, "Child", noted)
+    send(member, ("a.json", b"[]"))
+    trace, lane = Trace.objects.get(), lane_of(reading)
+    for tries in range(1, claims.MAX_TRIES + 1):
+        assert lane.move()
+        os.kill(started[-1].pid, signal.SIGKILL)
+        finish(lane)
+        trace.refresh_from_db()
+        assert (trace.state, trace.tries, trace.files.count()) == (TraceState.QUEUED, tries, 1)
+    assert read_next()
+    page = member.get(reverse("traces:page", args=(trace.pk,))).content.decode()
+    assert "Reading it was begun 3 times and never came to its end" in page and not trace.files.exists()
