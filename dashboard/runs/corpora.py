@@ -50,7 +50,8 @@ def store(*, owner: Any, upload: UploadedFile) -> Corpus:
     if not size:
         raise Invalid({"upload": "This file is empty: there is nothing to train on."})
     if size > limits.MAX_CORPUS_BYTES:
-        raise Invalid({"upload": f"A corpus has at most {MAX_MIB} MiB; this file has {size / 2**20:.0f} MiB."})
+        more = bytes_text(size - limits.MAX_CORPUS_BYTES)
+        raise Invalid({"upload": f"A corpus has at most {MAX_MIB} MiB; this file has {more} more."})
     sha256 = checked_sha256(upload)
     _keep(upload, sha256, size)
     title = shown_name(upload.name, limits.MAX_NAME) or sha256[:12]

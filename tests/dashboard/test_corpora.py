@@ -25,6 +25,7 @@ from dashboard.runs.corpus_select import CorpusSelect
 from dashboard.runs.models import Corpus, Run, State
 from dashboard.runs.services import Invalid
 from dashboard.studies.models import Study
+from parallel_core import limits
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -263,3 +264,12 @@ def test_pages_call_an_uploaded_text_by_its_file(folder: Path, tale: Corpus, ali
     assert named[0] in report and f"blob:{tale.sha256}" not in report
     Corpus.objects.filter(pk=tale.pk).delete()
     assert f"a deleted text (sha256 {tale.sha256[:8]})" in reader.get(f"/runs/{runs[0].pk}/?tab=spec").text
+
+
+def test_a_text_that_is_a_little_too_large_is_told_by_how_much(
+    folder: Path, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger requests are cut off before, so in whole MiB it had as many as it may have."""
+    monkeypatch.setattr(limits, "MAX_CORPUS_BYTES", 5)
+    with pytest.raises(Invalid, match=f"at most {corpora.MAX_MIB} MiB; this file has 4 B more"):
+        corpora.store(owner=alice, upload=SimpleUploadedFile("tale.txt", b"once upon"))

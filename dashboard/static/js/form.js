@@ -1,6 +1,7 @@
 // The New run form: refuses an invalid upload before it is sent.
 // Without this file the form still works: the server makes the same check.
 
+import { tooLarge } from "./file_size.js";
 import { mark } from "./wrong_fields.js";
 
 const form = document.querySelector("#run-form");
@@ -9,7 +10,7 @@ function uploadProblem(file) {
   const most = Number(form.dataset.maxUpload);
   if (!file) return "";
   if (file.size === 0) return "This file is empty: there is nothing to train on.";
-  if (file.size > most) return `A corpus has at most ${Math.round(most / 2 ** 20)} MiB; this file has ${Math.round(file.size / 2 ** 20)} MiB.`;
+  if (file.size > most) return tooLarge("A corpus", file, most);
   return "";
 }
 

@@ -2,12 +2,12 @@
 // input[type=file][data-into="<name of the field>"][data-max="<bytes>"]. With data-headed it goes behind what the field
 // has, under a line with its name. Without this file the form still works: the server does the same with the upload.
 
+import { tooLarge } from "./file_size.js";
 import { mark } from "./wrong_fields.js";
 
 function problem(file, most) {
   if (!file.size) return `${file.name} is empty.`;
-  if (file.size <= most) return "";
-  return `A schedule has at most ${Math.round(most / 1024)} KiB; this file has ${Math.round(file.size / 1024)} KiB.`;
+  return file.size > most ? tooLarge("A schedule", file, most) : "";
 }
 
 function headed(text, file) {
