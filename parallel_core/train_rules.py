@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.limits import DROPOUT_STEPS
 from parallel_core.llama_models import no_llama
 from parallel_core.outline import outline_of
@@ -75,9 +76,10 @@ def check_dropout(spec: RunSpec) -> None:
 def check_steps(spec: RunSpec) -> None:
     """Checks that there are timed steps after the warm-up steps."""
     if spec.train.steps <= spec.train.warmup_steps:
+        warm = plural_text(spec.train.warmup_steps, "warm-up step")
         raise rule_error(
             ("train.steps", "train.warmup_steps"),
-            f"steps={spec.train.steps} leaves none to time after {spec.train.warmup_steps} warm-up steps; use steps="
+            f"steps={spec.train.steps} leaves none to time after {warm}; use steps="
             f"{spec.train.warmup_steps + 1} or more, or warmup_steps={spec.train.steps - 1} or fewer.",
         )
 
@@ -89,8 +91,8 @@ def check_rate(spec: RunSpec) -> None:
         return
     raise refusal(
         ("train.lr_warmup_steps", "train.steps"),
-        f"lr_warmup_steps={train.lr_warmup_steps} never lets the learning rate reach its peak in {train.steps} steps; "
-        "use",
+        f"lr_warmup_steps={train.lr_warmup_steps} never lets the learning rate reach its peak in "
+        f"{plural_text(train.steps, 'step')}; use",
         Proposal("lr_warmup_steps={}", "train.lr_warmup_steps", [train.steps - 1]),
         Proposal("steps={}", "train.steps", [train.lr_warmup_steps + 1]),
     )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallel_core.analysis.quantities import bytes_text, significant
+from parallel_core.analysis.quantities import bytes_text, plural_text, significant
 from parallel_core.analysis.waits import BLOCKING
 from parallel_core.schedule.ir import COMPUTE, Kind
 from parallel_core.schedule.text import WORDS
@@ -58,7 +58,7 @@ def hover(kind: Kind, row: Any, words: Words) -> str:
     said = [f"{words.row} {row['rank']}, stage {row['stage']}: {WORDS.get(kind, kind.name)}{which}"]
     said.append(f"{took} at {row['start']:.2f}")
     if row["version"]:
-        said.append(f"weights of {row['version']} micro-batches")
+        said.append(f"weights of {plural_text(row['version'], 'micro-batch')}")
     if row["bytes"]:
         said.append(bytes_text(int(row["bytes"])))
     if row["waited"] > 0:

@@ -11,6 +11,7 @@ from dashboard.runs import corpus_names
 from dashboard.runs.form_words import value_words
 from dashboard.runs.relevance import is_read
 from dashboard.runs.spec_fields import ENTRIES
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.faults import parse, sentences, stored
 from parallel_core.spec import RunSpec
 
@@ -29,8 +30,8 @@ class Difference:
     @property
     def counted(self) -> str:
         """Each value with the number of runs that have it: `4 in 10 runs, 8 in 9`."""
-        counts = list(Counter(self.values).items())
-        return "; ".join(f"{value} in {count}{' runs' * (i == 0)}" for i, (value, count) in enumerate(counts))
+        (first, count), *others = Counter(self.values).items()
+        return "; ".join([f"{first} in {plural_text(count, 'run')}", *(f"{value} in {n}" for value, n in others)])
 
     @property
     def words(self) -> str:

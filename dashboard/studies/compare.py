@@ -79,7 +79,7 @@ def begun(rows: Sequence[Row]) -> str:
     (least, one), (most, other) = first[0], first[-1]
     if least == most:
         return ""
-    return f"Not like for like: {other} begins after {most} trained steps, {one} after {least}."
+    return f"Not like for like: {other} begins after {plural_text(most, 'trained step')}, {one} after {least}."
 
 
 def same_task(specs: Sequence[RunSpec]) -> bool:
@@ -122,7 +122,7 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
             f"differ by at most {difference_text(parity.largest)}" if parity.largest else "are the same to the last bit"
         )
         part = f"; {view.losses.part}" if view.losses.part else ""
-        said.append(f"Losses {how} over {parity.steps} steps{part}.")
+        said.append(f"Losses {how} over {plural_text(parity.steps, 'step')}{part}.")
         if outline_of(base.spec.model).batch_norm and parity.largest > tolerance(base.spec, others[0].spec):
             said.append(sentences.AMPLIFIED)
     return view.cautioned(said)

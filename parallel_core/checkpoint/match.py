@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
@@ -31,7 +32,8 @@ def mismatches(
         )
     out |= _other_stages(saved, spec, scalars)
     if step >= spec.train.steps:
-        out["train.steps"] = f"The checkpoint has {step} steps done; steps={spec.train.steps} leaves none to train."
+        done = plural_text(step, "step")
+        out["train.steps"] = f"The checkpoint has {done} done; steps={spec.train.steps} leaves none to train."
     return out
 
 

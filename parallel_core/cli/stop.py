@@ -7,6 +7,7 @@ import os
 import signal
 from types import FrameType
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.cli.common import CommandError
 from parallel_core.cli.numbers import above
@@ -58,5 +59,5 @@ def left(outcome: Outcome) -> str:
         return "nothing was saved"
     path, manifest = found
     if outcome.exits and all(one.code in (0, EXIT_STOPPED) for one in outcome.exits):
-        return f"saved after {manifest.step} steps: {path}"
+        return f"saved after {plural_text(manifest.step, 'step')}: {path}"
     return f"nothing was saved since step {manifest.step}: {path}"

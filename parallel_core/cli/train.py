@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.analysis.meters import Work, values_of
-from parallel_core.analysis.quantities import flops_text, percent_text
+from parallel_core.analysis.quantities import flops_text, percent_text, plural_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import match
@@ -156,7 +156,7 @@ def _checkpoint(path: Path, spec: RunSpec) -> Path:
         match.require_match(manifest, spec)
     except manifests.CheckpointError as error:
         raise CommandError(f"{path} cannot be resumed: {error}") from error
-    print(f"goes on from {found}: {manifest.step} steps done")
+    print(f"goes on from {found}: {plural_text(manifest.step, 'step')} done")
     return found
 
 
@@ -179,7 +179,7 @@ class Shown:
         if frame.kind == "checkpoint" and frame.header["step"] != self._saved:
             done, size, took = (frame.header[key] for key in ("step", "bytes", "seconds"))
             self._saved = done
-            self._say(f"checkpoint of {done} steps: {size:,} bytes in {took:.2f} s")
+            self._say(f"checkpoint of {plural_text(done, 'step')}: {size:,} bytes in {took:.2f} s")
         for name, values in self._waiting.items():
             values.update((int(point["step"]), float(point["value"])) for point in points([frame], name))
         for point in points([frame], "loss"):
@@ -202,7 +202,8 @@ def _ending(outcome: Outcome, spec: RunSpec) -> str:
     summary: dict[str, Any] = outcome.last(0, "summary") or {}
     timed = summary.get("timed", {})
     early = f"{outcome.early}\n" if outcome.early else ""
-    text = f"median step {timed['median'] * 1e3:.1f} ms over {timed['n']} timed steps; " if timed else ""
+    over = plural_text(timed["n"], "timed step") if timed else ""
+    text = f"median step {timed['median'] * 1e3:.1f} ms over {over}; " if timed else ""
     return f"{early}{text}records: {outcome.folder}{_meters(outcome, spec, summary)}"
 
 
@@ -219,5 +220,6 @@ def _meters(outcome: Outcome, spec: RunSpec, summary: dict[str, Any]) -> str:
     if timed.any():
         found = (percent_text(float(values[timed].mean())) for values in shares.values())
         parts = zip(found, ("bubble", "communication not hidden", "recomputation"), strict=True)
-        lines.append(f"mean of {timed.sum()} timed steps: {', '.join(f'{share} {what}' for share, what in parts)}")
+        said = ", ".join(f"{share} {what}" for share, what in parts)
+        lines.append(f"mean of {plural_text(int(timed.sum()), 'timed step')}: {said}")
     return "".join(f"\n{line}" for line in lines)

@@ -9,6 +9,7 @@ import time
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.limits import NOT_FINITE_STEPS
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Stopped(AgreedEnd):
 
     def __init__(self, step: int, *, broken: bool = False) -> None:
         saved = "nothing was saved, as the loss is not finite" if broken else "a checkpoint of them was saved"
-        super().__init__(f"stopped by SIGTERM with {step} steps done; {saved}")
+        super().__init__(f"stopped by SIGTERM with {plural_text(step, 'step')} done; {saved}")
         self.step = step
 
 

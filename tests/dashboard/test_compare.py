@@ -108,6 +108,12 @@ def test_losses_that_batch_norms_drive_apart_are_said_to_be(
     assert ("Batch norms amplify rounding at a high learning rate: compare the first steps." in verdict) == said
 
 
+def test_one_step_is_not_plural(reader: Client, alice: Any) -> None:
+    a, b = (factory.finished(alice, train={"steps": 1, "warmup_steps": 0}) for _ in range(2))
+    verdict = reader.get(f"/compare/?runs={a.pk},{b.pk}").context["verdict"]
+    assert "Losses are the same to the last bit over 1 step." in verdict
+
+
 def test_equal_memory_of_two_runs_has_no_sign(reader: Client, alice: Any) -> None:
     a, b = factory.finished(alice, {}), factory.finished(alice, {})
     assert "Memory is the same on the worst rank." in reader.get(f"/compare/?runs={a.pk},{b.pk}").context["verdict"]

@@ -10,11 +10,13 @@ from django.test import Client
 
 from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
+from dashboard.charts.gantt_words import MEASURED, hover
 from dashboard.charts.timeline import Step
 from dashboard.runs.models import SpanChunk
 from parallel_core.bench.analysis import made
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -81,3 +83,10 @@ def test_runs_of_which_spans_were_dropped_are_named_with_their_ranks(reader: Cli
     source = reader.get(address).json()["source"]
     assert f"; DP: {half} of {20 + half} spans, the spans of 1 of 2 ranks of step 10 were not kept: its wor" in source
     assert ".; " not in source and "Single: " not in source
+
+
+def test_the_weights_of_one_micro_batch_are_told_in_the_singular() -> None:
+    row = {"rank": 0, "stage": 0, "micro_batch": 4, "start": 1.0, "end": 3.0, "bytes": 0, "waited": 0.0, "for": -1}
+    said = [hover(Kind.F, {**row, "version": version}, MEASURED) for version in (0, 1, 2)]
+    assert ["<br>weights of" in one for one in said] == [False, True, True]
+    assert said[1].endswith("weights of 1 micro-batch") and said[2].endswith("weights of 2 micro-batches")

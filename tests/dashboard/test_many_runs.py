@@ -104,6 +104,7 @@ def test_runs_that_the_text_names_are_among_the_few(rf: Any, alice: Any) -> None
 
 def test_what_differs_between_many_runs_is_counted(reader: Client, alice: Any) -> None:
     assert Difference("train.lr", ["1", "2", "1"]).counted == "1 in 2 runs; 2 in 1"
+    assert Difference("train.lr", ["1", "2", "2"]).counted == "1 in 1 run; 2 in 2"
     made = [factory.queued(alice, train={"lr": 0.001 * (1 + i % 2)}) for i in range(7)]
     page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in made)}")
     assert "<td>0.001 in 4 runs; 0.002 in 3</td>" in page.content.decode()

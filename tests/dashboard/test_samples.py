@@ -59,6 +59,8 @@ def test_what_went_on_from_a_deleted_run_still_begins_after_its_steps(alice: Any
     label = next(row.entry.label for row in view.rows if row.run.pk == second.pk)
     assert {line.samples for line in compare.time_to_loss(view).lines if line.label == label} == {"not known"}
     assert compare.begun(view.rows).startswith(f"Not like for like: {label} begins after 100 trained steps")
+    one = selectors.overview([other, resumed(alice, other, 1, 16)], other)
+    assert "begins after 1 trained step, " in compare.begun(one.rows)
 
 
 def test_a_line_whose_samples_are_not_known_is_left_out_of_that_axis_alone() -> None:

@@ -230,6 +230,8 @@ def test_another_models_checkpoint_is_refused_field_by_field(whole: Path) -> Non
 def test_a_checkpoint_behind_the_last_step_is_refused(whole: Path) -> None:
     error = refusal(folders.path_of(whole, SAVED), spec_of({}, {"steps": SAVED}))
     assert "4 steps done; steps=4 leaves none" in error.fields["train.steps"]
+    one = RunSpec.model_validate({"train": {"steps": 1, "warmup_steps": 0}})
+    assert "has 1 step done; steps=1" in match.mismatches(one.model_dump(mode="json"), one, 1)["train.steps"]
 
 
 def test_nothing_is_unpickled(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

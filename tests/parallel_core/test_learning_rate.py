@@ -63,6 +63,8 @@ def test_a_warm_up_that_outlasts_the_run_is_refused() -> None:
     assert "lr_warmup_steps=10 never lets the learning rate reach its peak in 10 steps" in str(refused.value)
     assert "use lr_warmup_steps=9, or steps=11." in str(refused.value)
     made(steps=10, lr_warmup_steps=9)
+    with pytest.raises(ValidationError, match="reach its peak in 1 step; use lr_warmup_steps=0, or steps=2"):
+        made(steps=1, warmup_steps=0, lr_warmup_steps=1)
 
 
 def test_a_warm_up_is_no_jump_of_the_rate() -> None:

@@ -157,6 +157,11 @@ def test_units_of_a_model() -> None:
             "steps=3 leaves none to time after 3 warm-up steps; use steps=4 or more, or warmup_steps=2 or fewer.",
         ),
         (
+            {"train": {"steps": 1, "warmup_steps": 1}},
+            "train.steps",
+            "steps=1 leaves none to time after 1 warm-up step; use steps=2 or more, or warmup_steps=0 or fewer.",
+        ),
+        (
             {"train": {"corpus": "/etc/passwd"}},
             "train.corpus",
             "Corpus must be 'stdlib', 'digits', 'django', 'blob:' and the sha256 of an uploaded text, or 'tokens:' "
