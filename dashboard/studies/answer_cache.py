@@ -73,8 +73,10 @@ def _verdicts(studies: Sequence[Study], under_way: Container[int]) -> dict[int, 
     if not studies:
         return {}
     runs: dict[int, list[Run]] = {study.pk: [] for study in studies}
+    by_id = {study.pk: study for study in studies}
     for run in Run.objects.filter(_TOLD, study__in=studies):
-        runs[run.study_id or 0].append(run)
+        run.study = by_id[run.study_id or 0]  # else it is read again, for each study
+        runs[run.study.pk].append(run)
     places = places_of(chain.from_iterable(runs.values()))
     return {study.pk: _verdict(study, runs[study.pk], places, study.pk in under_way) for study in studies}
 

@@ -79,6 +79,22 @@ def test_a_lowest_loss_is_so_far_while_a_run_of_the_study_has_not_ended(alice: A
     assert answer_cache.verdicts([study])[study.pk].startswith("Lowest final loss: 2.731, ")
 
 
+def test_the_verdicts_of_many_studies_take_as_many_queries_as_of_one(alice: Any) -> None:
+    def made() -> Study:
+        own = Study.objects.create(name="own", owner=alice)
+        factory.finished(alice, study=own)
+        return own
+
+    def queries(studies: list[Study]) -> int:
+        cache.clear()
+        with CaptureQueriesContext(connection) as asked:
+            assert len(answer_cache.verdicts(studies)) == len(studies)
+        return len(asked)
+
+    studies = [made() for _ in range(4)]
+    assert queries(studies) == queries(studies[:1])
+
+
 def test_studies_have_their_own_verdicts(study: Study, alice: Any) -> None:
     other = Study.objects.create(name="None", owner=alice)
     both = answer_cache.verdicts([study, other])
