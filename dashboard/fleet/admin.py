@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html_join
@@ -43,9 +43,13 @@ class WorkerAdmin(ReadOnlyAdmin):
     def view_on_site(self, obj: Worker) -> str:  # type: ignore[override]
         return reverse("fleet:list")
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Worker]:
+        reports = ExpressionWrapper(Q(heartbeat_at__gt=selectors.silent_before()), BooleanField())
+        return super().get_queryset(request).annotate(reports=reports)
+
     @admin.display(description="state")
     def state(self, worker: Worker) -> str:
-        if not selectors.reporting().filter(pk=worker.pk).exists():
+        if not worker.reports:  # type: ignore[attr-defined]  # of `get_queryset`
             return "left" if worker.leaving else "silent"
         if worker.leaving:
             return "leaving"

@@ -317,6 +317,19 @@ def test_staff_administer_workers(client: Client, admin: Any, alice: Any, redis_
     assert "Workers" in index and "Corpora" in index and "API tokens" in index and "img/mark" in index
 
 
+def test_the_state_of_many_workers_takes_as_many_queries_as_of_one(client: Client, admin: Any) -> None:
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as asked:
+            assert client.get("/admin/fleet/worker/").status_code == 200
+        return len(asked)
+
+    client.force_login(admin)
+    Worker.objects.create(name="a", heartbeat_at=timezone.now())
+    one = queries()
+    Worker.objects.bulk_create(Worker(name=name, heartbeat_at=timezone.now()) for name in "bcde")
+    assert queries() == one
+
+
 def test_the_devices_of_a_worker_are_counted_by_type(client: Client, admin: Any) -> None:
     names = ["NVIDIA A100, share 1 of 2", "NVIDIA H100", "NVIDIA A100, share 2 of 2"]
     devices = [{"index": i, "kind": "cuda", "name": name} for i, name in enumerate(names)]
