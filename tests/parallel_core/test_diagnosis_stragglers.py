@@ -54,6 +54,15 @@ def test_a_stage_of_small_operations_is_no_straggler_for_its_few_flops() -> None
     assert "straggler" not in found(healthy(made, traced=tiny_steps))
 
 
+def test_ranks_that_do_the_same_are_compared_more_strictly_than_stages() -> None:
+    replicas, pipeline = spec(dp=2), spec(pp=4, micro_batches=16)
+    assert found(healthy(replicas, traced=slowed(replicas, 1, 1.45)))[:1] == ["straggler"]
+    assert "straggler" not in found(healthy(replicas, traced=slowed(replicas, 1, 1.2)))
+    for factor, slow in ((1.45, False), (2.0, True)):
+        steps = [step(pipeline, costs(pipeline, factor={1: factor}))] * 4
+        assert ("straggler" in found(healthy(pipeline, traced=steps))) is slow
+
+
 def test_one_rank_that_launches_is_no_straggler() -> None:
     replicas = spec(dp=2, micro_batches=4)
     first, *rest = diagnose(healthy(replicas, traced=crumbled(replicas, 1, 4_000 * TENS)))
