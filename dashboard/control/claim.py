@@ -41,6 +41,7 @@ class Claim:
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
         self._held_at = float("-inf")
+        self._here = ""
 
     def hold(self) -> None:
         """Claims the broker if nobody has; looks at it at most every CLAIM_EVERY_S. Raises Claimed if it is another
@@ -50,7 +51,7 @@ class Claim:
         own = yard_uid()
         if not self._redis.set(YARD, own, nx=True) and (other := self._get(YARD)) != own:
             self._refuse(_words(other, own))
-        here = place_of_database()
+        self._here = here = self._here or place_of_database()  # once: host names change with the network
         if not self._redis.set(YARD_AT, here, nx=True, ex=AT_WORK_S):
             if (other := self._get(YARD_AT)) not in ("", here):
                 self._refuse(_copy_words(other, here))

@@ -113,6 +113,9 @@ def test_a_copy_of_a_yard_leaves_its_broker_alone_while_the_other_is_at_work(
     controller.turn()
     controller.turn()
     Controller().turn()  # started again, with the same database
+    with monkeypatch.context() as moved:  # into another network, where its host has another name
+        moved.setattr(claim, "place_of_database", lambda: "elsewhere")
+        controller.turn()
     with monkeypatch.context() as copied:
         copied.setattr(claim, "place_of_database", lambda: "elsewhere:/copy/trainyard.sqlite3")
         with pytest.raises(Claimed, match="is used by a copy of this yard") as caught:
