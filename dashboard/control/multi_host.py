@@ -18,6 +18,7 @@ Nodes = Sequence[Mapping[str, Any]]
 Report = dict[str, Any]
 MERGED = ("sizes", "exits")
 """Fields keyed by rank: those of different hosts do not collide."""
+NONE_FAILED = "No rank failed by itself"
 KEPT = ("sizes", "ends")
 """Fields that are still added to the report of an attempt that is already over."""
 
@@ -100,7 +101,7 @@ def _unconnected(detail: str, nodes: Nodes) -> str:
     both = f"the network between {', '.join(others)} and {last} was interrupted"
     if detail.endswith(f" in {CONNECTING}."):
         both += ", or they do not reach each other: each needs an address that the others reach (TRAINYARD_ADDRESS)"
-    return f"{detail} No rank failed by itself: {both}.".strip()
+    return f"{detail} {NONE_FAILED}: {both}.".strip()
 
 
 def _standstill(ends: Sequence[Mapping[str, Any]]) -> Report:

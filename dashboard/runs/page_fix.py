@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dashboard.control.dispatch import resume_from
+from dashboard.control.multi_host import NONE_FAILED
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import generate_panel, resuming, selectors
 from dashboard.runs.findings import change_of
@@ -16,6 +17,7 @@ from dashboard.runs.states import retries_at_first
 from parallel_core.analysis.diagnosis.divergence import IN_BF16, MEAN
 from parallel_core.analysis.quantities import bytes_text, plural_text, step_text
 from parallel_core.data.corpus import CorpusError
+from parallel_core.observe.progress import CONNECTING
 from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage
 from parallel_core.spec import RunSpec
 
@@ -49,6 +51,9 @@ def fix(run: Run) -> str:
     again = _again(run)
     if run.cause == "killed_by_signal":
         return f"{again} as it is: the signal came from outside; if it returns, see the kernel log."
+    if _never_met(run):
+        where = "on any port, each at the address that Fleet shows (TRAINYARD_ADDRESS)"
+        return f"See that its hosts reach each other {where}, then {again[:1].lower()}{again[1:]}."
     if run.task:
         return _of_task(run, again)
     return {
@@ -58,6 +63,17 @@ def fix(run: Run) -> str:
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _never_met(run: Run) -> bool:
+    """Whether its ranks, on several hosts, were all connecting when it ended, and none of them failed by itself."""
+    attempt = selectors.attempt_of(run)
+    if attempt is None or len(attempt.devices) < 2:
+        return False
+    if run.cause == "worker_lost":
+        return f" in {CONNECTING}. {NONE_FAILED}" in run.detail
+    places = run.detail.partition(": ")[2].rstrip(".").split("; ")
+    return run.cause == "no_progress" and all(place.endswith(f" in {CONNECTING}") for place in places)
 
 
 def _first_worker(run: Run) -> str:

@@ -10,13 +10,14 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import states
+from dashboard.runs import linking, states
 from dashboard.runs.models import Attempt, Checkpoint, LogChunk, Run, State
 from dashboard.runs.page_fix import fix
 from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_verdict import verdict
 from parallel_core.observe.progress import NO_STEPS
 from tests.dashboard import factory
+from tests.dashboard.link_runs import started
 from tests.dashboard.plain import plain
 from tests.dashboard.test_precision_page import add_series
 from tests.dashboard.test_run_page import PIPELINE, html
@@ -169,6 +170,25 @@ def test_what_cannot_be_cloned_is_done_again(alice: Any, cause: str, task: dict[
     run = failed(alice, cause)
     run.task = task
     assert again in fix(run) and "lone" not in fix(run) and "retr" not in fix(run)
+
+
+@pytest.mark.parametrize(
+    ("cause", "detail", "reach"),
+    [
+        ("no_progress", "No rank moved for 60 s: rank 0{0}; rank 1{0}.", True),
+        ("worker_lost", "Rank 1 lost the connection to another rank{0}. No rank failed by itself: the network …", True),
+        ("no_progress", "No rank moved for 60 s: rank 0{0}; rank 1 at step 3 in forward 1.", False),
+        ("worker_lost", "Worker yard-b sent no heartbeat for 6 s.", False),
+    ],
+)
+def test_hosts_that_never_met_are_to_reach_each_other(
+    two_hosts: None, alice: Any, cause: str, detail: str, reach: bool
+) -> None:
+    """A firewall between them drops what they send: all ranks wait in connecting."""
+    run = linking.submit(owner=alice, first="yard-a", second="yard-b")
+    started(run)
+    factory.end(run, State.FAILED, detail.format(" before its first step in connecting"), cause)
+    assert ("reach each other on any port" in fix(run)) == reach and "ime the links again" in fix(run)
 
 
 def test_a_worker_with_an_address_that_is_not_its_own_is_named(reader: Client, alice: Any) -> None:
