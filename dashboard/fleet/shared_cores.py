@@ -10,7 +10,7 @@ from parallel_core.analysis.quantities import plural_text
 
 def cores_of(worker: Worker) -> tuple[int, int]:
     """(CPU devices, cores that they share); (0, 0) if each has its own."""
-    names = [device["name"] for device in worker.devices if device["kind"] == "cpu"]
+    names = [device.get("name") or device["index"] for device in worker.devices if device["kind"] == "cpu"]
     return (len(names), len(set(names))) if len(set(names)) < len(names) else (0, 0)
 
 
