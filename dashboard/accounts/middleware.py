@@ -54,7 +54,7 @@ class SignedInMiddleware(LoginRequiredMiddleware):
     the sign-in page into the middle of the open page. A GET of a view marked `guards.token_may_read` may bring a bearer
     token instead of a session; one that is no good is refused as by the API."""
 
-    def process_view(  # type: ignore[override]
+    def process_view(
         self, request: HttpRequest, view_func: Callable[..., HttpResponseBase], view_args: Any, view_kwargs: Any
     ) -> HttpResponseBase | None:
         bearer = request.headers.get("Authorization", "").lower().startswith("bearer ")

@@ -57,6 +57,6 @@ def _patterns() -> list[URLPattern | URLResolver]:
 app_name = "api"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", reference.page, name="reference"),
-    path("v1/", (_patterns(), "ninja", "v1")),  # type: ignore[arg-type]
+    path("v1/", (_patterns(), "ninja", "v1")),
     re_path(r"^(?P<rest>.*)$", authenticates_itself(nowhere)),
 ]

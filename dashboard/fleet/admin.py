@@ -40,7 +40,7 @@ class WorkerAdmin(ReadOnlyAdmin):
             return False
         return obj is None or not selectors.stays(obj)
 
-    def view_on_site(self, obj: Worker) -> str:  # type: ignore[override]
+    def view_on_site(self, obj: Worker) -> str:
         return reverse("fleet:list")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Worker]:

@@ -55,7 +55,7 @@ def enable(request: HttpRequest, pk: int) -> HttpResponse:
 def remove(request: HttpRequest, pk: int) -> HttpResponse:
     """GET asks for confirmation, or says why the worker cannot be removed now; POST removes it."""
     worker = get_object_or_404(Worker, pk=pk)
-    if not request.user.is_staff:  # type: ignore[union-attr]
+    if not request.user.is_staff:
         raise PermissionDenied("Only admins may remove a worker.")
     why = selectors.stays(worker)
     if request.method == "POST" and not why:
@@ -107,7 +107,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     asked = request.GET.get("hours", "")
     hours = int(asked) if asked in {str(h) for h in HOURS} else HOURS[0]
     workers = worker_views.workers()
-    staff = request.user.is_staff  # type: ignore[union-attr]
+    staff = request.user.is_staff
     profiles = [view.profiles for view in workers if view.profiles is not None]
     return {
         "workers": workers,

@@ -20,7 +20,7 @@ class RunAdmin(ReadOnlyAdmin):
     search_fields = ("name",)
     list_select_related = ("owner",)
 
-    def view_on_site(self, obj: Run) -> str:  # type: ignore[override]
+    def view_on_site(self, obj: Run) -> str:
         return reverse("runs:page", args=(obj.pk,))
 
 
@@ -38,7 +38,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
     list_display = fields = readonly_fields = ("at", "run", "rank", "channel", "start", "end", "error", "tried_at")
     list_select_related = ("attempt__run",)
 
-    def view_on_site(self, obj: DeadLetter) -> str:  # type: ignore[override]
+    def view_on_site(self, obj: DeadLetter) -> str:
         return f"{reverse('fleet:set_aside')}?run={obj.attempt.run_id}"
 
     @admin.display(ordering="attempt__run")

@@ -16,5 +16,5 @@ class StudyAdmin(ReadOnlyAdmin):
     search_fields = ("name",)
     list_select_related = ("owner",)
 
-    def view_on_site(self, obj: Study) -> str:  # type: ignore[override]
+    def view_on_site(self, obj: Study) -> str:
         return reverse("studies:page", args=(obj.pk,))

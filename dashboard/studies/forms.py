@@ -80,7 +80,7 @@ class TrainingForm(StudyForm):
         self.fields["train__corpus"].choices = corpora.choices(self.fleet)  # type: ignore[attr-defined]
         if begins := self.fields.get(html_name(weights.FIELD)):
             chosen = str(self[html_name(weights.FIELD)].value() or "")
-            begins.widget.choices = weights.choices(self.fleet, chosen)  # type: ignore[attr-defined]
+            begins.widget.choices = weights.choices(self.fleet, chosen)
 
     @classmethod
     def initial_of_run(cls, run: Run) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class _Again(torch.autograd.Function):
         return core.mix(qkv)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (qkv,), core = ctx.saved_tensors, ctx.core
         start = qkv.detach().requires_grad_()
@@ -167,7 +167,7 @@ class _Rotation(torch.autograd.Function):
         return _rotation(x, cos, sin, 1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _rotation(grad, cos, sin, -1), None, None

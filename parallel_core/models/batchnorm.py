@@ -43,7 +43,7 @@ class _AcrossReplicas(torch.autograd.Function):
         return (x * _planes(scale) + _planes(bias - mean * scale)).to(x.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, (mean, inverse) = ctx.saved_tensors
         given, grad = grad, wide(grad)

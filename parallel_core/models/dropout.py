@@ -108,7 +108,7 @@ class _Mask(torch.autograd.Function):
         return _apply(x, runs, dropped)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _apply(grad, ctx.runs, ctx.dropped), None, None
 

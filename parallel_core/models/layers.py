@@ -54,7 +54,7 @@ class _RmsNorm(torch.autograd.Function):
         return (wide * inverse).to(x.dtype) * weight
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
         scaled = x * inverse

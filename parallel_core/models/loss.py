@@ -28,7 +28,7 @@ class _Summed(torch.autograd.Function):
         return F.nll_loss(logs, targets, reduction="sum", ignore_index=-1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         logs, targets = ctx.saved_tensors
         rows = (grad.to(logs.dtype) * (targets >= 0))[:, None]
         picked, shares = targets.clamp(min=0)[:, None], logs.exp_()

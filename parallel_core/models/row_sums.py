@@ -28,7 +28,7 @@ class _LayerNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight, bias, mean, inverse = ctx.saved_tensors
         of_weight, of_bias = torch.zeros(2, len(weight), dtype=torch.float32)
@@ -62,7 +62,7 @@ class _Embedding(torch.autograd.Function):
         return F.embedding(ids, weight)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         (ids,), (count, width) = ctx.saved_tensors, ctx.shape
         if not grad.is_cpu:  # FEW_ROWS at most, so that they are widened all at once

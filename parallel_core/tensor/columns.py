@@ -55,7 +55,7 @@ class _Gathered(torch.autograd.Function):
         return gather_columns(F.linear(x, layer.weight, layer.bias), layer.group)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, whole: Tensor) -> tuple[Tensor, None, None]:
         (x,), layer = ctx.saved_tensors, ctx.layer
         group, grad = layer.group, own_columns(whole, layer.group)

@@ -47,7 +47,7 @@ class _Column(torch.autograd.Function):
         return F.linear(x, own["weight"], own.get("bias"))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,), layer, rows = ctx.saved_tensors, ctx.layer, grad.flatten(0, -2)
         group, own, grad_x, begun = layer.group, layer._parameters, None, None
         weight = own["weight"]
@@ -60,7 +60,7 @@ class _Column(torch.autograd.Function):
         return grad_x, None, None
 
 
-_column: Any = super(torch.autograd.Function, _Column).apply  # type: ignore[misc]
+_column: Any = super(torch.autograd.Function, _Column).apply
 """`_Column.apply` without its Python overhead for `torch.func`, which is not used here."""
 
 
@@ -77,7 +77,7 @@ class _Row(torch.autograd.Function):
         return layer.group.all_reduce(F.linear(x, layer.weight, layer.bias if layer.group.rank == 0 else None))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,), layer = ctx.saved_tensors, ctx.layer
         grad_x = (grad.flatten(0, -2) @ layer.weight).view_as(x)
         layer.weights.hand_in(WeightGradient(x, grad, layer.weight, layer.bias))

@@ -57,7 +57,7 @@ class _Gathered(torch.autograd.Function):
         return F.linear(rows.whole(group.gather(mine)), layer.weight, layer.bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (mine,), layer = ctx.saved_tensors, ctx.layer
         group, rows = layer.group, layer.rows
@@ -82,7 +82,7 @@ class _Scattered(torch.autograd.Function):
         return group.scatter(F.linear(x, layer.weight, layer.bias if group.rank == 0 else None))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, mine: Tensor) -> tuple[Tensor, None, None]:
         (x,), layer = ctx.saved_tensors, ctx.layer
         grad = layer.rows.whole(layer.group.gather(mine))
@@ -124,7 +124,7 @@ class _RowsOfSum(torch.autograd.Function):
         return rows.group.scatter(x)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, mine: Tensor) -> tuple[Tensor, None]:
         rows = ctx.rows
         return rows.whole(rows.group.gather(mine)), None

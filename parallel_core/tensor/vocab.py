@@ -27,7 +27,7 @@ class _Sum(torch.autograd.Function):
         return group.all_reduce(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 
@@ -74,7 +74,7 @@ class _CrossEntropy(torch.autograd.Function):
         return (sums[0].log() - sums[1]).masked_fill_(left_out, 0.0).sum()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         softmax, local, foreign = ctx.saved_tensors
         out = softmax.mul_(grad)
