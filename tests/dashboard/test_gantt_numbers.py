@@ -10,6 +10,8 @@ from django.test import Client
 
 from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
+from dashboard.charts.gantt_bars import BAR
+from dashboard.charts.gantt_waits import cut
 from dashboard.charts.gantt_words import MEASURED, hover
 from dashboard.charts.timeline import Step
 from dashboard.runs.models import SpanChunk
@@ -69,6 +71,15 @@ def test_of_a_run_whose_waits_are_not_known_none_are_told() -> None:
     chart = gantt.chart([("a", spans), ("b", spans)], "t", "s", waited=[Step(spans, layout).waited, {}])
     waiting = chart.columns.index("waiting in messages and collectives, ms")
     assert [bool(row[waiting]) for row in chart.rows] == [True, True, False, False]
+
+
+def test_a_wait_is_drawn_before_the_rest_of_its_message() -> None:
+    bars = np.zeros(3, BAR)
+    bars["start"], bars["end"] = 2.0, 9.0
+    bars["until"], bars["waited"] = (7.0, 2.5, 2.0), (5.0, 0.5, 0.0)
+    waits = cut(bars, 1.0)
+    assert waits[["start", "end"]].tolist() == [(2.0, 7.0)]
+    assert bars[["start", "end"]].tolist() == [(7.0, 9.0), (2.0, 9.0), (2.0, 9.0)], "a shorter wait stays in its bar"
 
 
 def test_runs_of_which_spans_were_dropped_are_named_with_their_ranks(reader: Client, alice: Any) -> None:
