@@ -373,17 +373,20 @@ def test_it_is_stuck_when_no_rank_moves_on_any_host(
     assert swept(False, True) == ["yard-b"]  # those of the other host have ended
 
 
+@pytest.mark.parametrize("op", ["0OPT_STEP", "9SEND_ACT0", None])
 def test_a_standstill_over_hosts_says_who_waits_for_whom(
-    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt, op: str | None
 ) -> None:
+    """It ends as well where a worker tells an operation that the run does not have, or none."""
     for rank, peer in enumerate(peers):
-        peer.beat(attempts={str(attempt.pk): {str(rank): {"step": 7, "op": "0OPT_STEP", "age": 61.0}}})
+        at = {"step": 7, "age": 61.0, **({"op": op} if op else {})}
+        peer.beat(attempts={str(attempt.pk): {str(rank): at}})
         detail = f"No rank moved for 60 s: rank {rank} at step 7 in optimizer of stage 0."
         peer.ended(attempt.pk, outcome="failed", cause="no_progress", detail=detail)
     controller.turn()
     run = Run.objects.get(pk=attempt.run_id)
     assert run.cause == "no_progress" and run.detail.startswith("No rank moved for 60 s: rank 0 at step 7 in optimizer")
-    assert run.detail.endswith(
+    assert (op == "0OPT_STEP") == run.detail.endswith(
         "Rank 0 waits for rank 1 and rank 1 waits for rank 0: the network between yard-a and yard-b may drop packets."
     )
 
