@@ -26,10 +26,19 @@ def metered_step(spec: RunSpec, first: int = 0) -> int:
     """
     if not spec.trace.memory:
         return -1
-    full = steps_apart(spec)
+    full = _filled(spec)
     metered = first + max(1, full)
     is_full = stream_end(spec.train, first) > first + 2 * full
     return metered if is_full and first_timed(spec, first) > metered else spec.train.steps + full
+
+
+def _filled(spec: RunSpec) -> int:
+    """Returns the number of steps in which a pipeline without a flush fills, and in which it drains; 0 under a flush.
+
+    Stages are `steps_apart`; with other numbers of replicas, the first may be as many micro-batches ahead as there are
+    pipeline ranks, which can be more (`schedule.round_robin`)."""
+    split, apart = spec.parallel, steps_apart(spec)
+    return max(apart, -(-(sum(split.replicas) - 1) // split.per_step)) if apart and split.replicas else apart
 
 
 def followed_steps(spec: RunSpec, first: int = 0) -> frozenset[int]:
@@ -48,7 +57,7 @@ def extra_steps(spec: RunSpec, first: int = 0) -> range:
     """Returns the steps after the last that are run only for the metered one, which is among them: it alone or, without
     a flush, a stream that fills before it and is still full in it."""
     metered = metered_step(spec, first)
-    return range(spec.train.steps, metered + 1 + steps_apart(spec) if metered >= spec.train.steps else 0)
+    return range(spec.train.steps, metered + 1 + _filled(spec) if metered >= spec.train.steps else 0)
 
 
 def is_traced(spec: RunSpec, step: int, first: int = 0) -> bool:
