@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from dashboard.accounts.roles import may_change
 from dashboard.runs import profiles, selectors
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import Run, SeriesChunk, State
 from parallel_core.analysis.quantities import count_text, step_text
 from parallel_core.observe.trace_request import HOWS, How
 
@@ -71,11 +71,17 @@ def _on_cuda(run: Run) -> bool:
 
 
 def due(run: Run) -> int | None:
-    """The next step that can still be traced on all ranks; None before the timed steps, and if the run ends sooner."""
-    if run.step is None or not run.step_time:
+    """The next step that can still be traced on all ranks; None before the timed steps, until a step of the attempt
+    that is running is known, and if the run ends sooner."""
+    if run.step is None or not run.step_time or not _under_way(run):
         return None
     step = run.step + LEAST_AHEAD + ceil(LEAD_S / run.step_time)
     return step if step < int(run.spec["train"]["steps"]) else None
+
+
+def _under_way(run: Run) -> bool:
+    """Whether `run.step` is of the attempt that is running, which may have begun far before the end of the last one."""
+    return SeriesChunk.objects.filter(attempt__run=run, attempt__over=False).exists()
 
 
 def status(run: Run) -> Status:

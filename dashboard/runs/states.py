@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from dashboard.live.announce import announce
 from dashboard.runs import resting
-from dashboard.runs.models import ACTIVE, ENDED, Attempt, Event, Run, State
+from dashboard.runs.models import ACTIVE, ENDED, Attempt, Event, ProfilePart, Run, SpanChunk, State
 from dashboard.runs.resting import WORKER_LOST
 from dashboard.studies.models import Study
 from dashboard.webhook.outbox import note_end
@@ -214,9 +214,20 @@ def _requeue(attempt: Attempt, detail: str, changes: dict[str, Any]) -> Run:
     if now.study_id is not None:
         study = Study.objects.select_for_update().get(pk=now.study_id)  # somebody may be changing its place
         changes = {**changes, "run_on": study.run_on, "priority": min(study.priority, now.priority)}
+    changes = {**changes, **_trace_again(attempt, now)}
     run = _move(attempt.run_id, ACTIVE, State.QUEUED, detail=detail, started_at=None, **changes)
     record(run, "requeued", detail, attempt)
     return run
+
+
+def _trace_again(attempt: Attempt, run: Run) -> dict[str, Any]:
+    """Changes to the row of a run that is queued again: only the ranks of this attempt know which step they were to
+    trace. It is asked of the next one, unless it has been traced."""
+    if run.trace_step is None:
+        return {}
+    spans = SpanChunk.objects.filter(attempt=attempt, step=run.trace_step)
+    files = ProfilePart.objects.filter(attempt=attempt, step=run.trace_step)
+    return {"trace_step": None, **({"trace_asked_at": None} if spans.exists() or files.exists() else {})}
 
 
 def beginning(attempt: Attempt) -> str:

@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 
 from dashboard.control import sweeps
-from dashboard.runs import next_trace
+from dashboard.runs import next_trace, states
 from dashboard.runs.models import Run, SpanChunk, State
 from tests.dashboard import factory
 
@@ -69,6 +69,24 @@ def test_what_became_of_the_request(client: Client, alice: Any, running: Run) ->
     assert (done.sentence, done.address) == ("Step 108 was traced.", "?step=108")
     client.force_login(alice)
     assert 'href="?step=108"' in client.get(f"/runs/{running.pk}/").content.decode()
+
+
+def test_it_is_asked_of_the_next_attempt_if_one_ends_before(alice: Any, running: Run) -> None:
+    """The ranks of the next one know nothing of it, and may begin far before the step that was chosen."""
+    next_trace.request(run=running, user=alice)
+    assert len(sweeps.sweep_traces()) == 1
+    run = states.finish(running.attempts.get(), "interrupted", "interrupted")
+    attempt = factory.start(run)
+    assert sweeps.sweep_traces() == [], "none of its steps is known yet"
+    factory.feed_steps(attempt, 5)
+    Run.objects.update(step=4, step_time=0.5)
+    ((_, told),) = sweeps.sweep_traces()
+    assert (told["attempt"], told["step"]) == (attempt.pk, 12)
+    SpanChunk.objects.create(attempt=attempt, rank=0, step=12, count=1, total=1, data=b"")
+    again = factory.start(states.finish(attempt, "interrupted", "interrupted"))
+    factory.feed_steps(again, 5)
+    run.refresh_from_db()
+    assert sweeps.sweep_traces() == [] and next_trace.status(run) == next_trace.Status(), "it was traced"
 
 
 def test_only_the_owner_and_only_of_a_running_run(client: Client, alice: Any, bob: Any, running: Run) -> None:
