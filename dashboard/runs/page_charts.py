@@ -56,7 +56,7 @@ def _step(run: Run, step: int) -> Step:
         attempt = selectors.attempt_of(run)
         return Step(selectors.spans(run, step), Layout.of(RunSpec.stored(run.spec)), hosts_of(attempt))
 
-    return kept(("run", run.pk, run.queued_at, step, selectors.span_counts(run, step)), read)
+    return kept(("run", selectors.arrived(run, step)), read)
 
 
 def _with_memory(run: Run, made: Chart) -> Chart:

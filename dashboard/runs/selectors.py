@@ -154,9 +154,11 @@ def spans_and_total(run: Run, step: int) -> tuple[dict[int, np.ndarray], int]:
 
 
 def arrived(run: Run, step: int) -> str:
-    """Part of a cache key: another one as soon as more of a traced step has arrived, or the run was queued again."""
+    """Part of a cache key: another one as soon as more of a traced step has arrived, or that of another attempt, which
+    has as many spans."""
     kept, recorded = span_counts(run, step)
-    return f"{run.pk}:{run.queued_at.timestamp()}:{step}:{kept}:{recorded}"
+    attempt = spans_of_newest(run).filter(step=step).values_list("attempt", flat=True).first()
+    return f"{run.pk}:{run.queued_at.timestamp()}:{attempt}:{step}:{kept}:{recorded}"
 
 
 def clock_within(run: Run, step: int) -> int | None:

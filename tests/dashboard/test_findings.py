@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.runs import findings, selectors
+from dashboard.runs import findings, page_charts, page_shares, selectors
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Attempt, Checkpoint, RankInfo, Run, State
 from dashboard.runs.page_verdict import verdict
 from dashboard.runs.places import together_of
+from parallel_core.analysis.rows import durations
 from parallel_core.observe.records import SPAN, encode
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.spies import noting
 
@@ -136,3 +139,22 @@ def test_of_ranks_that_told_no_device_their_worker_tells_which_share_a_core(alic
     RankInfo.objects.update(hello={})
     host.delete()
     assert together_of(run) == 1, "nothing is known of it"
+
+
+def test_a_step_of_a_retry_is_not_told_as_that_of_the_attempt_before(alice: Any) -> None:
+    """The same step, with as many spans: but in the second attempt each rank goes on as long again doing nothing."""
+    run, said = factory.queued(alice, {"pp": 2, "micro_batches": 4}), []
+    for longer in (1, 2):
+        attempt = factory.start(run)
+        factory.feed_steps(attempt, 5)  # none of them is traced
+        for rank, rows in factory.simulate(RunSpec.stored(run.spec)).items():
+            step = rows["kind"] == Kind.STEP
+            rows["end"][step] = rows["start"][step] + longer * durations(rows)[step]
+            head = {"kind": "spans", "rank": rank, "t": 0.0, "step": 10, "count": len(rows), "total": len(rows)}
+            factory.feed(attempt, rank, encode(head, rows.tobytes()))
+        run.refresh_from_db()
+        made = page_charts.timeline(run, 10)
+        assert made is not None
+        said.append((page_shares.shares(run)["compute"], made.title))
+    (first, title), (second, other) = said
+    assert second == pytest.approx(first / 2, rel=0.1) and title != other
