@@ -6,6 +6,7 @@ some seconds.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -17,7 +18,7 @@ from django.db.models import Count, Sum
 from dashboard.once import once
 from dashboard.runs import selectors
 from dashboard.runs.memory_limits import memory_limit
-from dashboard.runs.models import ENDED, Run
+from dashboard.runs.models import ENDED, Cursor, DeadLetter, Run
 from dashboard.runs.places import numbers_of
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose, unjudged
@@ -88,11 +89,17 @@ def change_of(run: Run, rule: str) -> str:
 
 
 def _key(run: Run, newest: int | None) -> str:
-    """Of a run that goes on, without its step: it is judged anew only after FRESH_S, and all browsers share that."""
-    step = run.step if run.state in ENDED else run.loss is None
-    left = run.checkpoints.aggregate(Count("pk"), Sum("step")) if run.state in ENDED else {}
-    about = f"{newest}:{step}:{bool(run.summary)}:{':'.join(map(str, left.values()))}"
-    return f"findings-why:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{about}"
+    """Of a run that goes on, without its step: it is judged anew only after FRESH_S, and all browsers share that. Of
+    one that has ended, with all that may still arrive of it, as from another host, and its checkpoints that are left.
+    """
+    about: tuple[object, ...] = (newest, run.loss is None)
+    if run.state in ENDED:
+        left = run.checkpoints.aggregate(Count("pk"), Sum("step"))
+        arrived = Cursor.objects.filter(attempt__run=run).aggregate(Count("pk"), Sum("offset"))
+        aside = DeadLetter.objects.filter(attempt__run=run).count()  # fewer once some are stored again
+        about = (newest, run.step, run.summary, left, arrived, aside)
+    digest = hashlib.sha256(repr((run.queued_at, run.state, *about)).encode()).hexdigest()
+    return f"findings-why:{run.pk}:{digest}"
 
 
 def _judged(run: Run, newest: int | None) -> _Kept:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dashboard.control.summary import store_summary
 from dashboard.runs import findings, page_charts, page_shares, selectors
 from dashboard.runs.findings import case_of
-from dashboard.runs.models import Attempt, Checkpoint, RankInfo, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Cursor, RankInfo, Run, State
 from dashboard.runs.page_verdict import verdict
 from dashboard.runs.places import together_of
 from parallel_core.analysis.rows import durations
@@ -111,6 +112,35 @@ def test_a_run_that_goes_on_is_not_judged_anew_at_every_step(alice: Any, monkeyp
     findings.findings(run)
     findings.findings(run)
     assert len(judged) == 4, "a finding may say which checkpoint is left"
+
+
+def test_an_ended_run_is_judged_anew_once_more_of_it_has_arrived(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from another host, after the end and its summary: here what others used of the devices there."""
+
+    def tell(rank: int, others: float) -> None:
+        factory.feed(attempt, rank, encode({"kind": "summary", "rank": rank, "t": 0.0, "cpu_others": others}))
+
+    def rules() -> list[str]:
+        return [card.finding.rule for card in findings.findings(run).cards]
+
+    run, judged = factory.queued(alice, {"dp": 2}), list[int]()
+    attempt = factory.start(run)
+    factory.feed_steps(attempt, 43)
+    tell(0, 0.01)
+    factory.end(run, State.SUCCEEDED)
+    assert "disturbed" not in rules()
+    tell(1, 0.6)
+    store_summary(run.pk)
+    run.refresh_from_db()
+    assert "disturbed" in rules()
+    monkeypatch.setattr(findings, "case_of", noting(case_of, judged, lambda run: run.pk))
+    for _ in range(2):
+        rules()
+    assert not judged, "nothing has arrived"
+    Cursor.objects.create(attempt=attempt, rank=1, channel="events", offset=10)
+    for _ in range(2):
+        rules()
+    assert judged == [run.pk], "what arrives may change no summary, but curves or spans"
 
 
 def test_a_traced_step_is_analysed_once_for_the_sentence_on_top(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
