@@ -54,6 +54,15 @@ def test_bins_are_numbers_with_one_list_of_names() -> None:
     assert {type(value) for row in trace["z"] for value in row} == {int}
 
 
+def test_bins_stand_at_their_time_from_the_start_of_the_step() -> None:
+    spans = made(LAYOUT, 24_000)
+    for rows in spans.values():
+        rows["start"] += 10**9
+        rows["end"] += 10**9
+    trace = heatmap.chart(spans, "t", "s", (0.002, 0.003)).figure["data"][0]
+    assert 0.002 <= trace["x"][0] < 0.0021 and 0.0029 < trace["x"][-1] <= 0.003
+
+
 def test_a_short_step_is_shown_whole_and_a_long_one_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = Step(made(LAYOUT, 800), LAYOUT), Step(made(LAYOUT, 24_000), LAYOUT)
     assert not short.long and {t["type"] for t in short.chart("t", "s", (0.0, 0.0001)).figure["data"]} == {"bar"}
