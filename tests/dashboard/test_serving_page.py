@@ -22,6 +22,9 @@ def test_the_best_way_within_the_limit(reader: Client) -> None:
     assert page.context["chart"].figure["data"][1]["cliponaxis"] is False, (
         "dots at few tokens a second would be cut in half"
     )
+    (_, told, _), *_ = page.context["chart"].rows
+    first, unit, *_ = page.context["chart"].title.split()
+    assert (float(told.split()[0]), told.split()[1]) == (float(first), unit), "the quickest comes first in the table"
     assert "No way is that quick" in reader.get(PAGE, {"limit": "0.01"}).content.decode()
 
 
