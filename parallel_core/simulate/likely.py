@@ -55,11 +55,11 @@ class Error(NamedTuple):
 USUAL_DRIFT = (0.92, 1.09)
 """`device_drift.drift` of the profiles from which MEASURED was found, for tables that do not know theirs."""
 MEASURED: Mapping[Kind, Error] = {
-    Kind.ALONE: Error(-0.04, 0.085),
-    Kind.APART: Error(0.03, 0.10),
-    Kind.SHARED: Error(0.09, 0.15),
+    Kind.ALONE: Error(-0.07, 0.10),
+    Kind.APART: Error(-0.01, 0.135),
+    Kind.SHARED: Error(0.03, 0.16),
 }
-"""What forecasts of single runs on CPUs were off by, 399 of six models (docs/numbers.md, "Ranges")."""
+"""What forecasts of single runs on CPUs were off by, 704 of twelve models (docs/numbers.md, "Ranges")."""
 
 
 def kind_of(split: ParallelSpec, devices: int) -> Kind:
