@@ -32,7 +32,7 @@ def fix(run: Run) -> str:
     """The one change that would most likely fix a failed run."""
     if injected := _injected(run):
         return f"Clone it without the fault “{injected}” that it injects: a run can end so by that alone."
-    if run.cause == "out_of_memory":
+    if run.cause == "out_of_memory" and not run.between:
         return generate_panel.fix(run) if run.generates else _less_memory(run)
     if "ReplicasDiffer" in run.detail:
         return "Resume from an earlier checkpoint, on another device: a device or its memory changed a value."
@@ -86,6 +86,7 @@ def _of_task(run: Run, again: str) -> str:
     then, beside = f"then {again[:1].lower()}{again[1:]}", "See the table of ranks below for the one that"
     lost = f"{again} once its workers report and their hosts reach each other" if run.between else ""
     return {
+        "out_of_memory": f"{again} on free devices.",
         "user_code": f"{again} once what the traceback names is mended; the log below has the lines before it.",
         "worker_lost": f"{lost or f'{again} once its worker reports'}.",
         "timed_out": f"{beside} did not start, {then}.",

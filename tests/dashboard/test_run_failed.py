@@ -25,6 +25,7 @@ from tests.dashboard.test_run_page import PIPELINE, html
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 EVIL = "<script>alert('x')</script>"
 NAN = float("nan")
+GENERATION = {"prompt": [1], "new": 8, "samples": 1, "temperature": 0.0, "seed": 1, "cached": True}
 
 
 def failed(owner: Any, cause: str = "out_of_memory", detail: str = "Rank 1 ran out of memory.") -> Run:
@@ -160,10 +161,11 @@ def test_every_cause_has_a_next_step(alice: Any, cause: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "cause", ("user_code", "killed_by_signal", "worker_lost", "timed_out", "no_progress", "refused", "")
+    "cause",
+    ("out_of_memory", "user_code", "killed_by_signal", "worker_lost", "timed_out", "no_progress", "refused", ""),
 )
 @pytest.mark.parametrize(
-    ("task", "again"), [({"links": ["a", "b"]}, "ime the links again on Fleet"), ({"prompt": [1]}, "enerate again")]
+    ("task", "again"), [({"links": ["a", "b"]}, "ime the links again on Fleet"), (GENERATION, "enerate again")]
 )
 def test_what_cannot_be_cloned_is_done_again(alice: Any, cause: str, task: dict[str, Any], again: str) -> None:
     """Nor are links timed with retries."""
