@@ -76,6 +76,20 @@ def test_judge_gives_its_verdict_first(page: Page) -> None:
     expect(page.locator("#verdict")).to_contain_text("A works")
 
 
+@pytest.mark.parametrize(
+    ("address", "form"), [("/planner/", "f"), ("/planner/judge/", "f-b"), ("/planner/inference/", "f")]
+)
+def test_an_empty_field_shows_the_value_of_the_preset_that_is_chosen(page: Page, address: str, form: str) -> None:
+    page.goto(address)
+    cluster, devices, memory = (page.locator(f"#{form}-{name}") for name in ("cluster", "devices", "memory"))
+    before = memory.get_attribute("placeholder")
+    cluster.select_option("v100")
+    expect(memory).to_have_attribute("placeholder", "16")
+    assert before != "16"
+    if not devices.input_value():
+        expect(devices).to_have_attribute("placeholder", "32")
+
+
 @pytest.mark.full
 def test_a_long_search_is_waited_for_without_a_reload(page: Page, yard: YardProcess) -> None:
     analyst = yard.part("manage.py", "analyst")

@@ -37,6 +37,14 @@ document.body.addEventListener("htmx:configRequest", ({ detail }) => {
   }
 });
 
+/* An empty field shows what it stands for: the value of the preset that is chosen now. */
+document.body.addEventListener("htmx:afterSwap", () => {
+  for (const { dataset, textContent } of document.querySelectorAll("#result [data-stands-for]")) {
+    const field = document.getElementById(dataset.standsFor);
+    if (field?.matches("input")) field.placeholder = textContent;
+  }
+});
+
 /* Plans are searched when a field is left: a search takes long. What the browser itself finds wrong takes none, so it is
  * refused while somebody still writes; and so is what was refused asked again once it is right. */
 const WRITES_MS = 400;
