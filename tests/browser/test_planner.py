@@ -74,6 +74,9 @@ def test_judge_gives_its_verdict_first(page: Page) -> None:
     page.get_by_label("Plan", exact=True).first.fill("TP 8 x PP 16 x DP 8, SP")
     page.get_by_label("Plan", exact=True).first.press("Enter")
     expect(page.locator("#verdict")).to_contain_text("A works")
+    page.get_by_role("link", name="Add a set-up").click()
+    expect(page.locator("#verdict")).to_contain_text("A works")
+    expect(page.get_by_label("Plan", exact=True)).to_have_count(3)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -53,6 +55,19 @@ def test_the_cheapest_change_opens_judge_with_it(reader: Client) -> None:
     mended = reader.get(PAGE + case.fixed)
     assert mended.context["cases"][0][0].judged.fits
     assert mended.context["cases"][1][0].judged.plan == reader.get(PAGE).context["cases"][1][0].judged.plan
+
+
+def test_a_set_up_more_or_less_keeps_what_was_typed_since(reader: Client) -> None:
+    """An answer to htmx replaces the two links as well: those of the page had the set-ups as it was opened."""
+    asked = {"n": "3", **setups(a_plan="TP 4, SP", a_cluster="l4")}
+    part = reader.get(PAGE, asked, headers={"HX-Request": "true"}).content.decode()
+    links = part.partition('id="set-ups" class="row" hx-swap-oob="true"')[2].partition("</span>")[0]
+    queries = [dict(parse_qsl(urlsplit(html.unescape(one)).query)) for one in re.findall(r'href="([^"]*)"', links)]
+    assert [(one["n"], one["a-plan"], one["a-cluster"]) for one in queries] == [
+        ("4", "TP 4, SP", "l4"),
+        ("2", "TP 4, SP", "l4"),
+    ]
+    assert reader.get(PAGE, asked).content.decode().count('id="set-ups"') == 1
 
 
 def test_a_set_up_opens_in_the_planner(reader: Client) -> None:
