@@ -18,7 +18,7 @@ from django.db.models.functions import Cast
 
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs.models import ENDED, Checkpoint, Corpus, Cursor, Run, State
+from dashboard.runs.models import ENDED, Checkpoint, Corpus, Cursor, DeadLetter, Run, State
 from dashboard.runs.places import Place, places_of
 from dashboard.studies import by_loss, postmortem, reruns, scaling, streams
 from dashboard.studies.models import Study
@@ -116,9 +116,10 @@ def _rows(*which: Q, **more: Any) -> Iterable[tuple[Any, ...]]:
 
 
 def _arrived(study: Study) -> list[Any]:
-    """What a report depends on apart from the rows of its runs: measurements, hosts, profiles, the checkpoints that are
-    left, and the names of texts."""
+    """What a report depends on apart from the rows of its runs: measurements (also those that were set aside and stored
+    later), hosts, profiles, the checkpoints that are left, and the names of texts."""
     files = Cursor.objects.filter(attempt__run__study=study).aggregate(Count("pk"), Max("attempt"), Sum("offset"))
+    aside = DeadLetter.objects.filter(attempt__run__study=study).count()
     profiles = Profile.objects.filter(state=ProfileState.DONE).aggregate(Count("pk"), Max("pk"))
     workers = [
         (worker.name, worker.version, [tuple(map(device.get, SAME_DEVICE)) for device in worker.devices])
@@ -126,7 +127,7 @@ def _arrived(study: Study) -> list[Any]:
     ]
     left = Checkpoint.objects.filter(run__study=study).aggregate(Count("pk"), Sum("step"))
     texts = Corpus.objects.aggregate(Count("pk"), Max("pk"))
-    return [files, profiles, workers, left, texts]
+    return [files, aside, profiles, workers, left, texts]
 
 
 def _key(*parts: object) -> str:

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dashboard.control.summary import store_summary
 from dashboard.fleet.models import Worker
-from dashboard.runs.models import Attempt, Checkpoint, Corpus, Cursor, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Corpus, Cursor, DeadLetter, Run, State
 from dashboard.studies import answer_cache
 from dashboard.studies.models import Study
 from tests.dashboard import factory
@@ -137,6 +137,12 @@ def test_a_late_byte_another_attempt_and_other_hosts_make_it_anew(study: Study, 
     assert made(), "a late byte"
     Cursor.objects.create(attempt=Attempt.objects.latest("pk"), rank=1, channel="events", offset=0)
     assert made(), "another file"
+    about = {"rank": 0, "channel": "events", "start": 1, "end": 2, "data": b"x"}
+    letter = DeadLetter.objects.create(attempt=Attempt.objects.latest("pk"), **about)
+    Cursor.objects.filter(pk=Cursor.objects.latest("pk").pk).update(offset=2)
+    assert made(), "a record that was set aside"
+    letter.delete()
+    assert made(), "and stored then"
     Worker.objects.update(version="2.0")
     assert made(), "another version on a host"
     worker = Worker.objects.get()
