@@ -32,7 +32,8 @@ def opened(open_store: Callable[[timedelta], dist.Store], host: str, port: int, 
         except dist.DistError:
             if time.monotonic() > deadline:
                 raise
-    raise ConnectionRefusedError(f"connection refused: rank 0, which holds the store at {host}:{port}, has ended")
+    why = "rank 0, which holds the store, has ended, or this host does not reach its host by that address"
+    raise ConnectionRefusedError(f"connection refused: nothing listens at {host}:{port}: {why}")
 
 
 def _listens(host: str, port: int) -> bool:
