@@ -50,6 +50,6 @@ def require(spec: RunSpec, table: CostTable, together: int) -> None:
     if together > 1 and not table.links:
         raise CannotPredict("the profile has no links; profile with two ranks or more.")
     if split.zero_backend == "fully_shard" and together < split.world:
-        raise CannotPredict("fully_shard is timed on one host; over several parallel.zero_backend=own is predicted.")
+        raise CannotPredict("fully_shard is timed on one host; over several, Trainyard's own sharding is predicted.")
     if split.zero_backend == "fully_shard" and not table.fully_sharded:
         raise CannotPredict("the profile is from before fully_shard was timed; profile the model again.")

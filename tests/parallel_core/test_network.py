@@ -147,7 +147,7 @@ def test_one_host_is_what_it_was() -> None:
 
 
 def test_what_torch_shards_is_predicted_on_one_host_alone() -> None:
-    with pytest.raises(CannotPredict, match="fully_shard is timed on one host"):
+    with pytest.raises(CannotPredict, match=r"on one host; over several, Trainyard.s own sharding is predicted"):
         predicted(["a", "b"], dp=2, zero=3, zero_backend="fully_shard")
 
 
