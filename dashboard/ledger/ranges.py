@@ -14,9 +14,8 @@ from parallel_core.simulate.likely import Kind, by_scores, elsewhere_text, kind_
 from parallel_core.spec import RunSpec
 
 READ = 200
-"""The newest settled runs of a host that are read."""
-NEWEST = 40
-"""The newest different steps whose errors count: a host, its load and this program change."""
+"""The newest settled runs of a host whose errors count: it changes, and so does this program. With 40 they were often
+of the same minutes, in which a host has one pace (docs/numbers.md)."""
 
 
 class Range(NamedTuple):
@@ -60,7 +59,7 @@ class Earlier:
         found = [step for step in self._known[profile.worker_id] if (step.device, step.apart) == alike]
         kind = _kind(spec, profile.worker, hosts)
         for steps, of in (([step for step in found if step.kind is kind], kind), (found, None)):
-            errors = [(step.kind, step.ratio) for step in steps[:NEWEST]]
+            errors = [(step.kind, step.ratio) for step in steps]
             if (factors := by_scores(kind, scores(errors))) is not None:
                 return Range(seconds * factors[0], seconds * factors[1], len(errors), of)
         return None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from dashboard.ledger import selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
@@ -92,3 +93,12 @@ def test_an_older_range_is_not_held_against_what_it_never_said(profile: Profile,
     Prediction.objects.filter(pk=newest.pk).update(earlier=None)
     assert len(selectors.time_record().as_likely) == 1
     assert "as its devices drift" in member.get(reverse("ledger:record")).content.decode()
+
+
+def test_runs_of_more_than_the_newest_minutes_count(profile: Profile, alice: Any) -> None:
+    """The newest few dozen were often of the same minutes, in which a host has one pace."""
+    for _ in range(5):
+        ran(alice, REPLICAS)
+        profile.pk, profile.done_at = None, timezone.now()  # the host is profiled again, and runs the same steps
+        profile.save()
+    assert likely({"dp": 2})[1].earlier == 5 * ENOUGH
