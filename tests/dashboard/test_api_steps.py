@@ -199,4 +199,6 @@ def test_steps_done_are_counted_as_on_the_screen(client: Client, asked: Any, ali
     assert client.get("/runs/export.json").json()["data"][0]["steps_done"] == 7
     head, row = received(client.get("/runs/export.csv")).decode().splitlines()
     assert dict(zip(head.split(","), row.split(","), strict=True))["steps_done"] == "7"
-    assert ",ended_at,steps_done,final_loss,held_out,notes,run_on,priority,spec." in head, "columns keep their places"
+    assert ",ended_at,steps_done,final_loss,held_out,notes,run_on,priority,first_started_at,spec." in head, (
+        "columns keep their places"
+    )
