@@ -89,5 +89,9 @@ def _request(study: Study, hunt: LayerSearch, layers: int, position: int) -> run
 
 
 def _end(study: Study, note: str = "") -> None:
-    study.settings = {**study.settings, "searching": False, **({"note": note} if note else {})}
-    study.save(update_fields=("settings",))
+    """Ends the searches of a study as it was read. Of one that was removed or changed since, the next call decides."""
+    with transaction.atomic():
+        locked = Study.objects.select_for_update().filter(pk=study.pk).first()
+        if locked is not None and locked.settings == study.settings:
+            locked.settings = {**study.settings, "searching": False, **({"note": note} if note else {})}
+            locked.save(update_fields=("settings",))

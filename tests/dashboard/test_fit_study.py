@@ -378,6 +378,28 @@ def test_a_study_that_is_removed_while_a_trial_is_predicted_ends_quietly(
     assert not Run.objects.exists()
 
 
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_study_that_is_removed_or_changed_while_a_trial_fails_is_not_ended_as_it_was(
+    study: Study, monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    ends = dict.fromkeys(predictions(study), 1)
+    for run in study.runs.all():
+        end(run, ends)
+    changed = {**study.settings, "note": "asked again"}
+
+    def fails(**orders: Any) -> Any:
+        if removed:
+            Run.objects.filter(study=study.pk).delete()
+            Study.objects.filter(pk=study.pk).delete()
+        else:
+            Study.objects.filter(pk=study.pk).update(settings=changed)
+        raise services.Invalid({"devices": "too many"})
+
+    monkeypatch.setattr(services, "prepare", fails)
+    fit_runs.advance()
+    assert [found.settings for found in Study.objects.all()] == ([] if removed else [changed])
+
+
 def test_a_study_whose_owner_may_not_submit_any_more_says_whose_it_is(client: Client, study: Study, alice: Any) -> None:
     """It said to everybody who read it that their own account may not submit."""
     ends = dict.fromkeys(predictions(study), 1)
