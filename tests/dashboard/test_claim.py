@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,12 @@ def test_a_controller_that_works_ends_when_another_yard_takes_its_broker_over(
     controller.turn()
     first = yard_uid()
     Yard.objects.update(uid="0b" * 8)
+    before = threading.enumerate()
     with pytest.raises(CommandError, match=f"that of another yard \\({first}; this one is {'0b' * 8}\\)"):
         call_command("controller")
+    for thread in (one for one in threading.enumerate() if one not in before):
+        thread.join(30)
+        assert not thread.is_alive(), "it would go on with a connection to the database"
     call_command("controller", "--take-over")
     assert f", which was that of yard {first}, is this yard's now." in capsys.readouterr().out
     assert not refused_sentence(True)

@@ -41,6 +41,7 @@ class Command(BaseCommand):
         try:
             controller.run()
         except Claimed as error:  # what keeps it running starts it again
+            controller.stop()  # the thread that serves the webhook ends, too
             raise CommandError(str(error)) from None
 
     def _check(self) -> None:
