@@ -97,7 +97,7 @@ class RankArgs:
         return CheckpointConfig(Path(told["folder"]), resume, told["run"], told["attempt"])
 
 
-BEFORE_IT_JOINS = ((-1, "starting"), (-1, "connecting"))
+BEFORE_IT_JOINS = ((-1, progress.STARTING), (-1, progress.CONNECTING))
 """What a rank does until it has joined the others, as its page tells."""
 TELL_S = 60.0
 """For so many seconds it is tried to reach the store: its host may still have to open it."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.layout import Layout
+from parallel_core.observe.progress import CONNECTING
 from parallel_core.schedule.ir import COMPUTE, P2P, RECVS, REPLICA_COLLECTIVES, Kind, Op, other_end
 from parallel_core.schedule.text import parsed
 
@@ -35,7 +36,7 @@ def _meets(rank: int, place: Place, layout: Layout) -> tuple[int, ...] | None:
     """The other ranks that this one meets in its operation; () if none, None if that is not known."""
     found = parsed(place[1])
     if found is None:
-        return tuple(one for one in range(layout.world) if one != rank) if place[1] == "connecting" else None
+        return tuple(one for one in range(layout.world) if one != rank) if place[1] == CONNECTING else None
     stage, kind = found
     if kind in P2P:
         place_there = layout.place(other_end(Op(kind, stage))[1])

@@ -23,8 +23,6 @@ from workers.settings import address_of
 
 CLAIM_EVERY_S = 2.0
 """Interval at which a controller looks whether the broker is still its yard's: another one may take it over."""
-
-
 MOST_SHOWN = 60
 """Characters of a place that are shown, its last ones."""
 AT_WORK_S = 10

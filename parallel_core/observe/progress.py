@@ -16,6 +16,8 @@ from pathlib import Path
 
 _PAGE = struct.Struct("=qqq40s")
 """Fields of a page: step, CLOCK_MONOTONIC ns, pid, operation (UTF-8, NUL-padded)."""
+STARTING = "starting"
+"""The operation of a rank that has not come to connecting yet."""
 CONNECTING = "connecting"
 """The operation of a rank that waits for the others, or joins them."""
 NO_STEPS = -2
@@ -51,7 +53,7 @@ class Progress:
         # would be one that never started.
         self._numbers = memoryview(self._page).cast("q")
         self._numbers[_PID] = os.getpid()
-        self.at(-1, "starting")
+        self.at(-1, STARTING)
 
     def at(self, step: int, op: str) -> None:
         """Records that the rank begins `op` of `step`; at most 40 bytes of `op` are kept."""
