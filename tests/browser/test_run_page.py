@@ -81,7 +81,7 @@ def test_a_queued_run_says_what_it_waits_for_and_its_log_outlives_it(
     expect(log).not_to_be_empty()
     expect(page.locator("#log-empty")).to_be_hidden()
     assert same_page(page)
-    page.get_by_role("link", name="rank 1").click()
+    page.get_by_role("link", name="rank 1", exact=True).click()
     page.wait_for_url("**rank=1#details")
     expect(page.get_by_role("log", name="Log of rank 1")).not_to_be_empty()
 
