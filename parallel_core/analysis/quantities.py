@@ -23,9 +23,14 @@ def significant(value: float, digits: int = 3, zeros: bool = False) -> str:
         return "not finite"
     if value == 0:
         return "0"
-    rounded = round(value, digits - 1 - math.floor(math.log10(abs(value))))
+    rounded = _rounded(value, digits)
     text = f"{rounded:.{max(digits - 1 - math.floor(math.log10(abs(rounded))), 0)}f}"
     return text if zeros or "." not in text else text.rstrip("0").rstrip(".")
+
+
+def _rounded(value: float, digits: int = 3) -> float:
+    """`value` to so many significant digits. By it, not by `value`, a unit is chosen: 999.9 ms are written as 1 s."""
+    return round(value, digits - 1 - math.floor(math.log10(abs(value)))) if value and math.isfinite(value) else value
 
 
 def loss_text(value: float) -> str:
@@ -37,9 +42,16 @@ def bytes_text(count: float, digits: int = 2, zeros: bool = False) -> str:
     """Bytes in the largest binary unit of which there is at least one: `9.2 GiB`, `31 MiB`; more `digits` where a small
     difference is to be seen: `11.69 MiB`; `zeros` as in `significant`."""
     power = min(int(math.log2(abs(count)) // 10), len(_BINARY) - 1) if abs(count) >= 1 else 0
-    value = count / 1024**power
-    whole = abs(value) >= 10 ** (digits - 1)
-    return f"{value:.0f} {_BINARY[power]}" if whole else f"{significant(value, digits, zeros)} {_BINARY[power]}"
+    text = _in_unit(count / 1024**power, digits, zeros)
+    if abs(float(text)) >= 1024 and power + 1 < len(_BINARY):  # 1023.6 KiB are written as 1 MiB
+        power += 1
+        text = _in_unit(count / 1024**power, digits, zeros)
+    return f"{text} {_BINARY[power]}"
+
+
+def _in_unit(value: float, digits: int, zeros: bool) -> str:
+    """So many of a unit: at least `digits` digits, all of those before the point."""
+    return f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else significant(value, digits, zeros)
 
 
 def bytes_beside(count: float, other: float, digits: int = 2) -> str:
@@ -53,9 +65,11 @@ def seconds_text(seconds: float, zeros: bool = False) -> str:
     `significant`."""
     if seconds >= 3600:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
-    if seconds >= 60:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    scale, unit = next(((s, u) for s, u in _TIMES if abs(seconds) >= s), _TIMES[-1])
+    rounded = _rounded(seconds)
+    if rounded >= 60:
+        whole = int(max(seconds, 60))
+        return f"{whole // 60} min {whole % 60} s"
+    scale, unit = next(((s, u) for s, u in _TIMES if abs(rounded) >= s), _TIMES[-1])
     return minus_text(f"{significant(seconds / scale, zeros=zeros)} {unit}")
 
 
@@ -71,7 +85,7 @@ def range_text(low: float, high: float) -> str:
 
 def flops_text(flops_per_s: float) -> str:
     """A rate in the largest unit of which there is at least one: `159 GFLOP/s`, `1.2 TFLOP/s`."""
-    scale, unit = next(((s, u) for s, u in _RATES if abs(flops_per_s) >= s), _RATES[-1])
+    scale, unit = next(((s, u) for s, u in _RATES if abs(_rounded(flops_per_s)) >= s), _RATES[-1])
     return f"{significant(flops_per_s / scale)} {unit}FLOP/s"
 
 
@@ -99,7 +113,7 @@ def large_text(count: float) -> str:
     """A count, or a rate, to three digits, with the largest of k, M, B (10^9) and T of which there is one: `175 B`,
     `812 k`, `0.4`."""
     units = ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k"), (1, ""))
-    scale, unit = next(((s, u) for s, u in units if count >= s), units[-1])
+    scale, unit = next(((s, u) for s, u in units if _rounded(count) >= s), units[-1])
     return f"{significant(count / scale)}{unit}"
 
 
@@ -117,7 +131,7 @@ def bound_text(value: float) -> str:
 
 def figure_text(value: float) -> str:
     """A number without a unit: three digits, from a thousand on whole with its thousands separated: `4.5`, `2 222`."""
-    return count_text(round(value)) if value >= 1000 else significant(value)
+    return count_text(round(value)) if _rounded(value) >= 1000 else significant(value)
 
 
 def percent_text(share: float) -> str:
@@ -166,7 +180,8 @@ def listed_text(parts: Sequence[str]) -> str:
 
 def rate_text(rate: float, target: str = "tokens", zeros: bool = False) -> str:
     """A rate with its unit, to three digits: `18.2 k tokens/s`, `0.4 tokens/s`; `zeros` as in `significant`."""
-    scale, unit = (1e6, " M") if rate >= 1e6 else (1e3, " k") if rate >= 1e3 else (1, "")
+    units = ((1e6, " M"), (1e3, " k"), (1, ""))
+    scale, unit = next(((s, u) for s, u in units if _rounded(rate) >= s), units[-1])
     return f"{significant(rate / scale, zeros=zeros)}{unit} {target}/s"
 
 

@@ -3,7 +3,7 @@
 const UNITS = [[2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
 
 function sizeText(bytes) {
-  const [size, unit] = UNITS.find(([least]) => bytes >= least);
+  const [size, unit] = UNITS.find(([least]) => Math.round((bytes / least) * 1024) >= 1024);  // as it is rounded
   return `${Math.round(bytes / size)} ${unit}`;
 }
 
