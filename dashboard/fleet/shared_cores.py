@@ -8,7 +8,7 @@ from dashboard.fleet.models import Worker
 from parallel_core.analysis.quantities import plural_text
 
 
-def cores_of(worker: Worker) -> tuple[int, int]:
+def devices_and_cores(worker: Worker) -> tuple[int, int]:
     """(CPU devices, cores that they share); (0, 0) if each has its own."""
     names = [device.get("name") or device["index"] for device in worker.devices if device["kind"] == "cpu"]
     return (len(names), len(set(names))) if len(set(names)) < len(names) else (0, 0)
@@ -17,7 +17,7 @@ def cores_of(worker: Worker) -> tuple[int, int]:
 def shared_by(workers: Iterable[Worker]) -> tuple[int, int, str]:
     """(CPU devices, cores that they share, worker) of the first worker with more devices than cores; (0, 0, "") if
     there is none."""
-    return next((found for worker in workers if (found := (*cores_of(worker), worker.name))[0]), (0, 0, ""))
+    return next((found for worker in workers if (found := (*devices_and_cores(worker), worker.name))[0]), (0, 0, ""))
 
 
 def shared_cores(workers: Iterable[Worker]) -> str:

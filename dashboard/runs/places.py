@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dashboard.runs.models import Attempt, RankInfo, Run
-from dashboard.runs.spreading import cores_of, hosts_of, workers_of
+from dashboard.runs.spreading import core_by_rank, hosts_of, workers_of
 from parallel_core.analysis.diagnosis.run_case import together
 from parallel_core.analysis.quantities import listed_text
 
@@ -68,7 +68,7 @@ def numbers_of(run: Run) -> dict[int, int | None]:
     attempt = run.attempts.order_by("-number").first()
     told = dict(RankInfo.objects.filter(attempt=attempt).values_list("rank", "hello__number"))
     on_cpu = run.spec.get("train", {}).get("device") == "cpu"
-    cores = cores_of(attempt) if on_cpu and None in told.values() else {}
+    cores = core_by_rank(attempt) if on_cpu and None in told.values() else {}
     return {rank: cores.get(rank) if number is None else number for rank, number in told.items()}
 
 

@@ -11,7 +11,7 @@ from dashboard.control.hosts import Request
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, age_of, devices_of, idle_host, types_of
-from dashboard.fleet.shared_cores import cores_of
+from dashboard.fleet.shared_cores import devices_and_cores
 from dashboard.fleet.words import WORDS
 from dashboard.runs.spreading import SILENT, state_of, word_of
 from parallel_core.analysis.quantities import listed_text, plural_text
@@ -55,7 +55,7 @@ def _type_label(name: str, fleet: FleetSnapshot) -> str:
 
 def _worker_label(worker: Worker, fleet: FleetSnapshot) -> str:
     counts = [plural_text(len(ids), WORDS.get(kind, kind)) for kind, ids in devices_of(worker).items()]
-    state, (_, cores) = state_of(worker, fleet.whole), cores_of(worker)
+    state, (_, cores) = state_of(worker, fleet.whole), devices_and_cores(worker)
     on = f" on {plural_text(cores, 'core')}" if cores else ""
     return ", ".join([f"{worker.name}: {listed_text(counts) or 'no device'}{on}", *([state] if state else [])])
 

@@ -226,7 +226,7 @@ def devices_of(attempt: Attempt) -> list[int]:
     return [index for node in _nodes(attempt) for index in node["devices"]]
 
 
-def cores_of(attempt: Attempt | None) -> dict[int, int]:
+def core_by_rank(attempt: Attempt | None) -> dict[int, int]:
     """Rank -> a number that only ranks on the same core of their worker have; without those whose worker has no such
     CPU device any more."""
     out: dict[int, int] = {}
