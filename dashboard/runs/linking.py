@@ -166,6 +166,23 @@ class Known:
         return cls(row, line_text(send) if send else "", line_text(reduction) if reduction else "")
 
 
+def hosts(able: Sequence[str], chosen: Sequence[str]) -> list[tuple[str, str]]:
+    """(name, why messages to it cannot be timed now, in a few words) of the workers to choose a pair from: those that
+    are `able`, of which there is nothing to say, and those that are `chosen` already."""
+    others = [name for name in chosen if name not in able]
+    there = {worker.name: worker for worker in Worker.objects.filter(name__in=others)} if others else {}
+    heard = {worker.name for worker in reporting().filter(name__in=others)} if others else set()
+
+    def why(name: str) -> str:
+        if name in able:
+            return ""
+        if name not in there:
+            return "not in the fleet"
+        return "takes no part in runs over several hosts" if name in heard else "silent"
+
+    return [(name, why(name)) for name in sorted({*able, *others})]
+
+
 def next_pair(names: Sequence[str], known: Sequence[Known]) -> list[str]:
     """Two workers whose links nobody has measured, else the first two; fewer if there are fewer."""
     have = {(one.row.first, one.row.second) for one in known}

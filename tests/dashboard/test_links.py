@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import Client
+from django.utils import timezone
 
 from dashboard.api.models import Scope
 from dashboard.control.dispatch import start_message
@@ -78,7 +82,7 @@ def test_links_of_a_host_that_others_cannot_reach_are_not_timed(member: Client, 
     waits = "Waits for yard-b, silent or draining, or set to take no part in runs over several hosts: it times messages"
     assert queue.waiting(run).sentence.startswith(waits)
     fleet = member.get("/fleet/")
-    assert fleet.context["link_hosts"] == ["yard-a"]
+    assert fleet.context["link_hosts"] == [("yard-a", "")]
     assert fleet.content.decode().count("Takes no part in runs over several hosts (TRAINYARD_ACROSS_HOSTS=0).") == 1
     told = {row["name"]: row["across_hosts"] for row in member.get("/api/v1/workers").json()["data"]}
     assert told == {"yard-a": True, "yard-b": False}
@@ -86,6 +90,29 @@ def test_links_of_a_host_that_others_cannot_reach_are_not_timed(member: Client, 
         linking.submit(owner=alice, first="yard-a", second="yard-b")
     said = "yard-b takes no part in runs over several hosts (TRAINYARD_ACROSS_HOSTS=0 there); choose another."
     assert refused.value.field_errors == {"second": said}
+
+
+def test_time_again_opens_the_form_with_the_same_pair_although_one_is_silent(
+    member: Client, two_hosts: None, alice: Any
+) -> None:
+    """It opened with the first two that report, so that another pair was timed."""
+    factory.worker("yard-c")
+    run = linking.submit(owner=alice, first="yard-b", second="yard-c")
+    started(run)
+    factory.end(run, State.SUCCEEDED)
+    Worker.objects.filter(name="yard-c").update(heartbeat_at=timezone.now() - timedelta(minutes=5))
+    page = member.get(f"/runs/{run.pk}/").content.decode()
+    (address,) = re.findall(r'href="([^"]*)" id="again"', page)
+
+    def opened() -> list[tuple[str, str]]:
+        form = member.get(html.unescape(address)).content.decode()
+        return re.findall(r'<option value="([^"]*)" selected>([^<]*)<', form)
+
+    assert opened() == [("yard-b", "yard-b"), ("yard-c", "yard-c (silent)")]
+    Worker.objects.filter(name="yard-c").update(heartbeat_at=timezone.now(), across_hosts=False)
+    assert opened()[1][1] == "yard-c (takes no part in runs over several hosts)"
+    Worker.objects.filter(name__in=["yard-a", "yard-c"]).delete()
+    assert opened() == [("yard-b", "yard-b"), ("yard-c", "yard-c (not in the fleet)")]
 
 
 def test_links_of_a_worker_of_an_old_version_are_not_timed(member: Client, two_hosts: None, alice: Any) -> None:
