@@ -18,18 +18,23 @@ Place = tuple[int, str]
 
 def sentence(places: Mapping[int, Place], layout: Layout, host: Callable[[int], str]) -> str:
     """Says which ranks wait for which, where none of them moves. If each of them waits for another, a schedule that was
-    proven to have no deadlock is held up by what carries its messages: then it names the hosts between which these go.
-    '' if that is not known of a rank, or no rank waits for another host's.
+    proven to have no deadlock is held up by what carries its messages: then it names the hosts between which these go;
+    where it is not known of some ranks, that this is so if they wait, too. '' if no rank is known to wait for another
+    host's.
     """
     met = {rank: _meets(rank, place, layout) for rank, place in places.items()}
     known = {rank: others for rank, others in met.items() if others is not None}
-    if len(known) < layout.world or all(host(a) == host(b) for a, others in known.items() for b in others):
+    if all(host(a) == host(b) for a, others in known.items() for b in others):
         return ""
     waits = {rank: _late(rank, others, places) for rank, others in known.items() if others}
     if busy := sorted(rank for rank, others in known.items() if not others):
         return f"{_listed(waits)}; {_named(busy)} {'computes' if len(busy) == 1 else 'compute'}."
     apart = {name for a, others in waits.items() for b in others if host(a) != host(b) for name in (host(a), host(b))}
-    return f"{_listed(waits)}: the network between {listed_text(sorted(apart))} may drop packets."
+    drops = f"the network between {listed_text(sorted(apart))} may drop packets."
+    if unknown := sorted(set(range(layout.world)) - known.keys()):
+        wait = "waits" if len(unknown) == 1 else "wait"
+        return f"{_listed(waits)}. Whether {_named(unknown)} {wait}, too, is not known: if so, {drops}"
+    return f"{_listed(waits)}: {drops}"
 
 
 def _meets(rank: int, place: Place, layout: Layout) -> tuple[int, ...] | None:
@@ -57,7 +62,9 @@ def _meets(rank: int, place: Place, layout: Layout) -> tuple[int, ...] | None:
 def _late(rank: int, others: tuple[int, ...], places: Mapping[int, Place]) -> tuple[int, ...]:
     """Those that have not come to the rank's operation, of whatever stage; all of them if each has."""
 
-    def come(one: int) -> tuple[int, object]:
+    def come(one: int) -> tuple[int, object] | None:
+        if one not in places:
+            return None
         step, op = places[one]
         found = parsed(op)
         return step, found[1] if found else op

@@ -20,7 +20,8 @@ def explained(attempt: Attempt, report: multi_host.Report) -> multi_host.Report:
     if report.get("cause") != "no_progress" or len(attempt.devices) < 2 or attempt.run.task:
         return report
     try:
-        places = {int(rank): (int(at["step"]), str(at["op"])) for rank, at in attempt.progress.items()}
+        told = {int(rank): at for rank, at in attempt.progress.items()}
+        places = {rank: (int(at["step"]), str(at["op"])) for rank, at in told.items() if at.get("op")}
         layout, host = Layout.of(RunSpec.stored(attempt.run.spec)), partial(multi_host.worker_of, attempt.devices)
         said = who_waits.sentence(places, layout, host)
     except (LookupError, TypeError, ValueError) as error:

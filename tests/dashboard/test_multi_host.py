@@ -391,6 +391,20 @@ def test_a_standstill_over_hosts_says_who_waits_for_whom(
     )
 
 
+def test_a_standstill_names_the_network_where_one_rank_tells_no_operation(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+) -> None:
+    told: list[dict[str, Any]] = [{"step": 7, "age": 61.0, "op": "0OPT_STEP"}, {"step": 7, "age": 61.0, "op": ""}]
+    for rank, (peer, at) in enumerate(zip(peers, told, strict=True)):
+        peer.beat(attempts={str(attempt.pk): {str(rank): at}})
+        peer.ended(attempt.pk, outcome="failed", cause="no_progress", detail="No rank moved for 60 s: rank 0.")
+    controller.turn()
+    assert Run.objects.get(pk=attempt.run_id).detail.endswith(
+        "Rank 0 waits for rank 1. Whether rank 1 waits, too, is not known: if so, the network between yard-a and "
+        "yard-b may drop packets."
+    )
+
+
 @pytest.fixture
 def impatient(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> Controller:
     monkeypatch.setattr(controller, "_lease", LEASE)

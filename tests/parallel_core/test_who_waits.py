@@ -51,12 +51,36 @@ def test_a_rank_that_computes_keeps_the_others_waiting() -> None:
 
 
 @pytest.mark.parametrize(
+    ("split", "ops", "waits"),
+    [
+        ({"pp": 2}, ("0RECV_GRAD1",), "Rank 0 waits for rank 1. Whether rank 1 waits"),
+        ({"pp": 2}, ("0RECV_GRAD1", "saving"), "Rank 0 waits for rank 1. Whether rank 1 waits"),
+        (
+            {"dp": 2, "pp": 2},
+            ("0ALLREDUCE", "0ALLREDUCE", "1OPT_STEP", "1F0"),
+            "Rank 0 waits for rank 1, rank 1 waits for rank 0 and rank 2 waits for ranks 0, 1 and 3. "
+            "Whether rank 3 waits",
+        ),
+        ({"pp": 4}, ("saving", "1F0", "2RECV_ACT0"), ""),
+        ({"pp": 4}, ("saving", "1SEND_ACT0"), "Rank 1 waits for rank 2. Whether ranks 0, 2 and 3 wait"),
+    ],
+)
+def test_where_it_is_not_known_whether_a_rank_waits_the_network_is_named_with_that(
+    split: dict[str, Any], ops: tuple[str, ...], waits: str
+) -> None:
+    """The others may as well wait for it while it computes: it was said of no rank then."""
+    found = said(split, *ops)
+    assert found == (
+        f"{waits}, too, is not known: if so, {DROPS}" if waits else "Rank 2 waits for rank 1; rank 1 computes."
+    )
+
+
+@pytest.mark.parametrize(
     ("split", "ops", "hosts"),
     [
         ({"pp": 2}, ("0RECV_GRAD1", "1RECV_ACT3"), "a"),
-        ({"pp": 2}, ("0RECV_GRAD1",), "ab"),
-        ({"pp": 2}, ("0RECV_GRAD1", "saving"), "ab"),
-        ({"dp": 2, "pp": 2}, ("0ALLREDUCE", "0ALLREDUCE", "1OPT_STEP", "1F0"), "ab"),
+        ({"pp": 2}, ("saving",), "ab"),
+        ({"pp": 4}, ("0SEND_ACT0", "saving", "saving", "saving"), "ab"),
     ],
 )
 def test_nothing_is_said_where_it_is_not_known_or_within_a_host(
