@@ -41,6 +41,15 @@ def test_of_two_that_work_the_faster_is_named(reader: Client) -> None:
     assert verdict[2].startswith("A trains 1.")
 
 
+def test_devices_that_a_plan_leaves_idle_stand_beside_its_share_of_the_peak(reader: Client) -> None:
+    """The share is of the devices in use: half of the cluster had the share of all of it, and nothing said so."""
+    asked = setups(a_model="gpt-175b", b_model="gpt-175b", a_cluster="selene", b_cluster="selene")
+    asked |= setups(a_devices="1024", b_devices="1024")
+    asked |= setups(a_plan="TP 8 x PP 8 x DP 8, SP, ZeRO-1", b_plan="TP 8 x PP 8 x DP 16, SP, ZeRO-1")
+    half, whole = (case.speed for case, _ in reader.get(PAGE, asked).context["cases"])
+    assert half.endswith(" % of the peak of 512 devices; 512 are idle.") and whole.endswith(" % of the peak.")
+
+
 def test_what_fits_into_memory_is_not_said_to_work_where_it_cannot(reader: Client) -> None:
     """Both cannot: the first takes more devices than there are, the second does not fit."""
     asked = setups(a_model="gpt-175b", a_plan="TP 8 x PP 192, SP", b_model="gpt-175b", b_plan="DP 8")

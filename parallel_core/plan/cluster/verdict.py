@@ -188,13 +188,17 @@ def _too_large(job: Job, cluster: Cluster, plan: Plan, found: Memory) -> str:
 
 
 def time_sentence(job: Job, cluster: Cluster, judged: Judged) -> str:
-    """Step time, tokens per second, and share of the devices' peak; '' where the plan cannot be built."""
+    """Step time, tokens per second, and share of the peak of the devices that the plan uses, with how many it leaves
+    idle; '' where the plan cannot be built."""
     if judged.seconds is None:
         return ""
-    return (
-        f"{seconds_text(judged.seconds)} a step, {rate_text(job.tokens / judged.seconds)}, "
-        f"{percent_text(utilisation(job, cluster, judged.plan, judged.seconds))} of the peak."
+    used, share = judged.plan.devices, percent_text(utilisation(job, cluster, judged.plan, judged.seconds))
+    idle = cluster.devices - used
+    of = (
+        f" of {plural_text(used, 'device')}; {count_text(idle)} {'is' if idle == 1 else 'are'} idle" if idle > 0 else ""
     )
+    times = f"{seconds_text(judged.seconds)} a step, {rate_text(job.tokens / judged.seconds)}"
+    return f"{times}, {share} of the peak{of}."
 
 
 def utilisation(job: Job, cluster: Cluster, plan: Plan, seconds: float) -> float:
