@@ -10,7 +10,7 @@ from dashboard.runs.fleet_checks import shape_of
 from dashboard.runs.form_words import in_form_words, short_label
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_picture import Picture, picture
-from dashboard.runs.submission import Assessment
+from dashboard.runs.submission import WARNINGS, Assessment
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import (
     bytes_beside,
@@ -79,6 +79,11 @@ class Panel:
     record: str = ""
     limit: str = ""
     layout: Picture | None = None
+
+    @property
+    def warnings(self) -> list[tuple[str, str, str]]:
+        """(name, what it means, why) of each thing that it warns of."""
+        return [(name, what, said) for name, what in WARNINGS.items() if (said := getattr(self, name))]
 
     @classmethod
     def of(cls, found: Assessment) -> Panel:

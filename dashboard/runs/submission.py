@@ -33,6 +33,14 @@ from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors
 from workers.contract import ResumeFrom
 
+WARNINGS = {
+    "doubt": "Its checkpoint is damaged.",
+    "tokens": "Its text is none of the weights' tokens.",
+    "disk": "Its checkpoints may not find room.",
+    "unsaved": "Its time limit would save nothing.",
+}
+"""What is said before a run is queued and keeps nobody from it: the fields of an Assessment, and what each means."""
+
 
 @dataclass(frozen=True)
 class Assessment:
@@ -102,7 +110,6 @@ def _predicted(spec: RunSpec, errors: dict[str, str], check: FleetCheck, resume_
     """The assessment with what is predicted of a run with this check `with_need`."""
     found, limit = _judged(spec, check, _device(check))
     workers = chosen(check.asks, check.fleet)
-    nowhere = unsaved(spec, workers, check.fleet.every)
     return Assessment(
         spec,
         errors,
@@ -114,12 +121,34 @@ def _predicted(spec: RunSpec, errors: dict[str, str], check: FleetCheck, resume_
         predicted=ledger.predicted(spec, workers),
         record=ledger.time_record().sentence(),
         hosts=several(workers),
-        doubt="" if errors else resuming.doubt(resume_from),
         waits="" if errors else check.waits,
-        disk="" if nowhere else short_of(spec, check.fleet.among(check.asks.needs)),
-        unsaved=nowhere,
-        tokens="" if errors or resume_from is not None else token_doubt(spec, check.fleet),
+        **_warned(spec, errors, check, workers, resume_from),
     )
+
+
+def _warned(
+    spec: RunSpec, errors: dict[str, str], check: FleetCheck, workers: list[str], resume_from: ResumeFrom | None
+) -> dict[str, str]:
+    """The WARNINGS about a run that would have these `workers`."""
+    nowhere = unsaved(spec, workers, check.fleet.every)
+    return {
+        "doubt": "" if errors else resuming.doubt(resume_from),
+        "disk": "" if nowhere else short_of(spec, check.fleet.among(check.asks.needs)),
+        "unsaved": nowhere,
+        "tokens": "" if errors or resume_from is not None else token_doubt(spec, check.fleet),
+    }
+
+
+def warnings(run: Run) -> list[str]:
+    """What the form of a new run would have warned of, of one that has just been queued."""
+    spec, fleet = RunSpec.stored(run.spec), FleetSnapshot.now().narrowed(run.chosen_devices)
+    if spec.parallel.world > services.MAX_PREDICTED_RANKS:
+        return []
+    named = run.resume_run_id, run.resume_step
+    begins: ResumeFrom | None = {"run": named[0], "step": named[1]} if named[0] and named[1] else None
+    check = with_need(spec, fleet_check(spec, fleet, begins=begins, host_count=run.host_count))
+    found = _warned(spec, check.errors, check, chosen(check.asks, check.fleet), begins)
+    return [f"{what} {found[name]}" for name, what in WARNINGS.items() if found[name]]
 
 
 def _judged(spec: RunSpec, check: FleetCheck, device: Room | None) -> tuple[Feasibility, int]:
