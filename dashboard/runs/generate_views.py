@@ -29,6 +29,9 @@ from parallel_core.analysis.generated import text
 from parallel_core.analysis.quantities import step_text
 from parallel_core.generation_request import read_request
 
+NO_TEXT = "\N{REPLACEMENT CHARACTER}"
+"""What stands for a byte that is no text."""
+
 
 class GenerateForm(TextFields):
     """A checkpoint of a run, the text to generate from it, and the devices to use."""
@@ -45,6 +48,7 @@ class GenerateForm(TextFields):
     )
     run_on = run_on_field()
     priority = PriorityField()
+    like = forms.CharField(required=False, widget=forms.HiddenInput)
     field_order = ("step",)
 
     def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
@@ -63,10 +67,22 @@ class GenerateForm(TextFields):
         if not step.choices:
             raise Http404("the checkpoints of this run have just been deleted")
         self.suit(run.spec["model"])
+        if NO_TEXT in str(self.initial.get("prompt", "")):
+            kept = f"; what shows as {NO_TEXT} is kept as it was while nothing is changed here"
+            self.fields["prompt"].help_text = f"{self.fields['prompt'].help_text}{kept}"
         offer(self, FleetSnapshot.now())
         for name, made in self.fields.items():
             if isinstance(made, forms.CharField) and name != "prompt":
                 made.widget.attrs |= NUMBER
+
+    def request(self, vocab: int) -> dict[str, Any]:
+        """As of any text, but the very tokens of the run that it is `like` while the prompt is that one's: a form can
+        neither show nor send bytes that are no text."""
+        asked = super().request(vocab)
+        like = _like(self.run, self.cleaned_data["like"])
+        if like and _as_sent(text(like.task["prompt"], vocab)) == _as_sent(self.cleaned_data["prompt"]):
+            asked["prompt"] = like.task["prompt"]
+        return asked
 
     def shown(self) -> dict[str, Any]:
         """The values of its fields before anybody typed."""
@@ -188,14 +204,33 @@ def check(request: HttpRequest, pk: int = 0, weights: str = "") -> HttpResponse:
     return render(request, "runs/form_check.html", {"form": form, "panel": form.panel()})
 
 
-def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
-    asked = number(given.get("like"))
+def _like(run: Run, given: Any) -> Run | None:
+    """The run of that number if it generated from `run`, or is `run` and did."""
+    asked = number(given)
     of_run = Q(resume_run=run) | Q(pk=run.pk)
     like = Run.objects.filter(of_run, pk=asked).first() if asked is not None else None
+    return like if like is not None and like.generates else None
+
+
+def _as_sent(prompt: str) -> str:
+    """The prompt as it comes back from a form, with lines that end as in a corpus: HTML has no NUL, and one end of
+    lines."""
+    return prompt.replace("\r\n", "\n").replace("\r", "\n").replace("\x00", NO_TEXT)
+
+
+def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
+    like = _like(run, given.get("like"))
     step = str(given.get("step", ""))
-    if like is None or not like.task:
+    if like is None:
         return {"step": step} if step else {}
     prompt = text(like.task["prompt"], run.spec["model"]["vocab"])
     split = {name: str(like.spec["parallel"][name]) for name in generating.Split._fields}
     numbers = {name: str(like.task.get(name, 0)) for name in ("new", "samples", "temperature", "top_k", "seed")}
-    return {"step": str(like.resume_step or 0), "prompt": prompt, "run_on": like.run_on, **split, **numbers}
+    return {
+        "like": str(like.pk),
+        "step": str(like.resume_step or 0),
+        "prompt": prompt,
+        "run_on": like.run_on,
+        **split,
+        **numbers,
+    }

@@ -234,6 +234,23 @@ def test_what_it_asks_for_at_first_leaves_room_for_a_prompt(client: Client, sour
     assert field and f'value="{asked}"' in field[0]
 
 
+def test_again_keeps_the_bytes_of_a_prompt_that_are_no_text(client: Client, source: Run) -> None:
+    """Each became three: the form shows a mark for it, and sent the mark."""
+    prompt = [*b"caf", 0xE9, 0, *b"\r\n", 0xFF]
+    sent = {"ids": prompt, "new": 8}
+    made = client.post(f"/api/v1/runs/{source.pk}/generate", sent, content_type="application/json").json()["data"]
+    page = client.get(f"/runs/{source.pk}/generate?like={made['id']}")
+    assert "is kept as it was while nothing is changed here" in page.content.decode()
+    form = page.context["form"]
+    posted = {name: form[name].value() or "" for name in form.fields}
+    posted["prompt"] = "caf\ufffd\ufffd\r\n\ufffd"  # as a browser has it
+    assert "Yes." in client.post(f"/runs/{source.pk}/generate/check", posted).content.decode()
+    client.post(f"/runs/{source.pk}/generate", posted)
+    assert Run.objects.latest("pk").task["prompt"] == prompt
+    client.post(f"/runs/{source.pk}/generate", {**posted, "prompt": "caf"})
+    assert Run.objects.latest("pk").task["prompt"] == list(b"caf")
+
+
 def test_a_cancelled_one_says_how_far_it_came(client: Client, made: Run) -> None:
     attempt = factory.start(made)
     tell(attempt, 0, b"su")
