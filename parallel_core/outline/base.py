@@ -182,8 +182,8 @@ class Outline(ABC):
     """Whether its layers normalise over the samples of a batch."""
     recurrent: ClassVar[bool] = False
     """Whether its layers are recurrent: their forward keeps a copy of the weights for the backward."""
-    constant_ns: ClassVar[tuple[float, float]] = (18_000.0, 0.15)
-    """Of a forward, for each tensor of parameters and each parameter, however few samples (`constant_costs`)."""
+    constant_ns: ClassVar[tuple[tuple[float, float], tuple[float, float]]] = (22_000.0, 0.25), (24_000.0, 0.95)
+    """Of a forward and a backward, for each tensor of parameters and each parameter (`constant_costs`)."""
     whole: ClassVar[str] = ""
     """Why its tensors cannot be split; '' only where `check_tensor` is overridden."""
 

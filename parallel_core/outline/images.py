@@ -76,7 +76,6 @@ class ConvolutionOutline(ImageOutline):
     """A convolutional model whose first layers have `width` channels."""
 
     side_by_default = FEWER
-    constant_ns = (40_000.0, 0.5)
     whole = "convolutions are not split over tensors, and data or pipeline parallelism costs them less"
 
     @property

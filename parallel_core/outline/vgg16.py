@@ -34,6 +34,7 @@ class Vgg16Outline(ConvolutionOutline):
 
     name = "VGG-16"
     fields = ("width", "image", "channels", "classes", "dropout")
+    constant_ns = (60_000.0, 0.4), (90_000.0, 1.1)
 
     @property
     def dense(self) -> int:

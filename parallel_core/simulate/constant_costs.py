@@ -1,14 +1,18 @@
 """What an operation costs however small its micro-batch is: launching kernels, and reading and writing weights.
 
-A layer launches a few kernels for each of its tensors of parameters (products, sums, norms), and goes once through its
-weights; convolutions and LSTMs take longer for both (`Outline.constant_ns`). Measured on a core: forwards of half of a
-GPT 4 x 64 with 32 tokens (26 tensors) took 1.87, 1.14, 0.81 and 0.69 ms with 8, 4, 2 and 1 samples, those of a GPT
-4 x 128 with 128 tokens 15.0, 7.7 and 4.1 ms: 17 to 19 us a tensor, and the rest in proportion. Without these costs two
-stages were to be 1.2 times as fast with 8 micro-batches as with 2, and were 1.3 (GPT 4 x 64, VGG-16, GNMT) and 1.9
-times as slow (ResNet-50; digits, 32 samples); with them both are within a fifth.
+A layer launches a few kernels for each of its tensors of parameters (products, sums, norms). It goes through its
+weights in a forward, and twice in a backward: to read them, and to add to their gradients. `Outline.constant_ns` says
+how long both take a core, by kind of model: what operations of 2, 4 and 8 micro-batches on two stages have in common,
+which took turns in the same ranks (1F1B). With 16, 8 and 4 samples the backward of half of a VGG-16 took 9.8, 6.8 and
+5.2 ms, with 8, 4 and 2 the forward of half of a GPT 4 x 64 with 32 tokens (26 tensors) 1.76, 1.18 and 0.86 ms. A
+profile would say more: between its passes weights leave the caches, where consecutive micro-batches find them. Without
+these costs two stages were to be 1.2 times as fast with 8 micro-batches as with 2, and were 1.3 (GPT 4 x 64, VGG-16,
+GNMT) and 1.9 times as slow (ResNet-50; digits, 32 samples).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
@@ -17,24 +21,41 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.measured import Cost
 from parallel_core.spec import RunSpec
 
-FORWARDS = {Kind.F: 1.0, Kind.BW: 1.4}
-"""Kind -> the number of forwards that cost as much: a whole backward 1.0 (GNMT), 1.4 (GPT) and 1.6 times (VGG-16)."""
-WEIGHTS = 0.4
-"""Of these, those of W where the backward of all layers is divided: it launches a product for each matrix, B all else.
-Of one sample B of a GPT 4 x 64 took 1.74 ms and W 0.55, beside 0.35 and 0.20 for each further one."""
-MOST = 0.75
+LATER = 0.5
+"""Of what a backward takes to go through its weights, the part of W where the backward of all layers is divided: B
+reads them, W adds to their gradients. What is for each tensor is in B, which launches all but a product for each."""
+MOST = 0.85
 """Largest part of an operation that is taken to be constant: how much it is of a short one is not known well."""
 
 
-def constant_costs(spec: RunSpec) -> list[float]:
-    """Nanoseconds of a forward of each stage that do not depend on the samples; 0 on GPUs, which get their kernels
-    ahead of time."""
+class Constant(NamedTuple):
+    """Nanoseconds of the operations of one stage that do not depend on the samples: of a forward, of a whole backward,
+    and of the latter those of W where the backward of all layers is divided."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    later: float = 0.0
+
+    def of(self, kind: Kind, divided: float = 1.0) -> float:
+        """Those of an operation of this kind. `divided`: how much of a backward leaves its weight gradients to W."""
+        later = self.later * divided
+        own = {Kind.F: self.forward, Kind.BW: self.backward, Kind.B: self.backward - later, Kind.W: later}
+        return own[kind]
+
+
+def constant_costs(spec: RunSpec) -> list[Constant]:
+    """The constant part of each stage's operations; 0 on GPUs, which get their kernels ahead of time."""
     layout = Layout.of(spec)
     if spec.train.device != "cpu":
-        return [0.0] * layout.stages
-    tensor, weight = outline_of(spec.model).constant_ns
-    each = [tensor * len(cost.parameters) + weight * sum(cost.parameters) for cost in unit_costs(spec)]
-    return [sum(each[unit] for unit in own) for own in layout.stage_units]
+        return [Constant()] * layout.stages
+    (tensor, weight), (back_tensor, back_weight) = outline_of(spec.model).constant_ns
+    costs, found = unit_costs(spec), []
+    for own in layout.stage_units:
+        tensors = sum(len(costs[unit].parameters) for unit in own)
+        weights = sum(sum(costs[unit].parameters) for unit in own)
+        read = back_weight * weights
+        found.append(Constant(tensor * tensors + weight * weights, back_tensor * tensors + read, LATER * read))
+    return found
 
 
 def moves_as_much(spec: RunSpec) -> bool:
@@ -44,21 +65,15 @@ def moves_as_much(spec: RunSpec) -> bool:
     return max(split.copies) > 1 and (split.zero > 1 or outline_of(spec.model).batch_norm)
 
 
-def resized(cost: Cost, share: float, constant: float, kind: Kind, moved: float, divided: float = 1.0) -> Cost:
-    """An operation of this kind with `share` times the samples, where `constant` ns of a forward stay, and with `moved`
-    times the bytes in collectives. `divided`: how much of a backward leaves its weight gradients to W."""
+def resized(cost: Cost, share: float, constant: Constant, kind: Kind, moved: float, divided: float = 1.0) -> Cost:
+    """An operation of this kind with `share` times the samples, of which `constant` stays, and with `moved` times the
+    bytes in collectives. `divided`: as in `Constant.of`."""
     return Cost(
-        _resized(cost.work, share, constant * _forwards(kind, divided)),
+        _resized(cost.work, share, constant.of(kind, divided)),
         cost.moved * moved,
-        _resized(cost.again, share, constant),
+        _resized(cost.again, share, constant.forward),
         cost.again_moved * moved,
     )
-
-
-def _forwards(kind: Kind, divided: float) -> float:
-    """The number of forwards that cost as much as an operation of this kind."""
-    later = WEIGHTS * divided
-    return {Kind.B: FORWARDS[Kind.BW] - later, Kind.W: later, **FORWARDS}[kind]
 
 
 def _resized(took: float, share: float, constant: float) -> float:

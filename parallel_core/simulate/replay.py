@@ -25,7 +25,7 @@ from parallel_core.schedule import build
 from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
 from parallel_core.schedule.traits import TRAITS, takes_early_gradients
 from parallel_core.simulate import simulate
-from parallel_core.simulate.constant_costs import constant_costs, moves_as_much, resized
+from parallel_core.simulate.constant_costs import Constant, constant_costs, moves_as_much, resized
 from parallel_core.simulate.halves import HALVES, halved, joined, parted
 from parallel_core.simulate.measured import Cost, Measured, key
 from parallel_core.spec import RunSpec
@@ -121,7 +121,7 @@ def replay_as(
     measured: Measured,
     change: Change,
     weights: Sequence[int],
-    constant: Sequence[float] = (),
+    constant: Sequence[Constant] = (),
 ) -> Replay:
     """As `replay`, for the program and stages of `after`; `weights`: relative costs of the layers of both; `constant`:
     `constant_costs` of `after`, () where its layers are not known."""
@@ -186,7 +186,7 @@ class _Typical:
         measured: Measured,
         change: Change,
         weights: Sequence[int],
-        constant: Sequence[float] = (),
+        constant: Sequence[Constant] = (),
     ) -> None:
         self.norm, self._change = measured.norm, change
         self._begin = round(float(np.median(measured.begins)))
@@ -198,7 +198,9 @@ class _Typical:
         self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
         self._any |= {kind: _scaled(cost, size) for kind in P2P if (cost := measured.median(kind))}
         moved = 1.0 if moves_as_much(before) else share
-        stays = list(zip(constant, parted(after), strict=True)) if constant else [(0.0, 1.0)] * after.parallel.stages
+        stays = (
+            list(zip(constant, parted(after), strict=True)) if constant else [(Constant(), 1.0)] * after.parallel.stages
+        )
         self._stages = {
             (kind, stage): resized(cost, share, stays[stage][0], kind, moved, stays[stage][1])
             for kind, costs in _by_kind(measured, before, after, change.balanced, weights, bool(constant)).items()

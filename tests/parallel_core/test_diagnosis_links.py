@@ -39,7 +39,7 @@ def test_a_slow_link_is_not_to_be_mended_by_what_the_run_has_already(
 @pytest.mark.parametrize(
     ("micro_batches", "message", "device", "words"),
     [
-        (2, 30, "cpu", "Raise train.global_batch, so that more is computed between two messages: no link"),
+        (1, 30, "cpu", "Raise train.global_batch, so that more is computed between two messages: no link"),
         (8, 30, "cpu", "Send fewer: lower parallel.micro_batches to 4, so that more is computed between two"),
         (8, 60, "cpu", "Give these two ranks a faster link"),
         (8, 30, "cuda", "Give these two ranks a faster link"),

@@ -25,8 +25,7 @@ from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.diagnosis.unbalanced_stages import HEAVIER
 from parallel_core.analysis.quantities import ns_text, plural_text, ratio_text
 from parallel_core.plan.strategy import step_flops
-from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.constant_costs import FORWARDS, MOST, constant_costs
+from parallel_core.simulate.constant_costs import MOST, constant_costs
 
 SAME_WORK, OTHER_WORK, MATTERS, OFTEN = 1.3, 1.6, 0.05, 0.75
 SLOW_DEVICE = 1.15
@@ -126,7 +125,7 @@ def _work(case: Case) -> list[float]:
     for rank, (place, replica, _) in enumerate(map(layout.coords, range(layout.world))):
         own, many = layout.stages_of(place), len(layout.micro_batches_of(place, replica))
         flops[rank] = max(1.0, many * sum(by_stage[stage] for stage in own) / layout.widths[place])
-        beside[rank] = many * sum(constant[stage] for stage in own) * (FORWARDS[Kind.F] + FORWARDS[Kind.BW])
+        beside[rank] = many * sum(constant[stage].forward + constant[stage].backward for stage in own)
     busy = sum(case.of_rank(lambda _, account: _busy(account)).values())
     stays = min(float(beside.sum()), MOST * busy)
     found = flops if not stays else (busy - stays) * flops / flops.sum() + stays * beside / beside.sum()
