@@ -62,7 +62,7 @@ class FleetForm(Form):
         min_value=LEAST_MIB,
         max_value=MOST_MIB,
         required=False,
-        help_text="empty: what the worker's devices have",
+        help_text="empty: what the devices here have",
     )
     optimizer = optimizer_field()
 
@@ -97,8 +97,8 @@ class Row:
 
 class FleetPage:
     """The contents of the page for the values of a valid form, asked by `asker`. `found` and all that uses it (the
-    sentences, rows and chart) need an answered `search`. `memory`: bytes of a device for tensors (None: unlimited), as
-    in the check of a new run."""
+    sentences, rows and chart) need an answered `search`. Devices have the memory asked for, else what those here have,
+    or where none is here those of the profile's worker."""
 
     def __init__(self, values: dict[str, Any], asker: Any) -> None:
         self._asker = asker
@@ -106,19 +106,18 @@ class FleetPage:
         fleet, spec = FleetSnapshot.now(), RunSpec.stored(self.profile.spec)
         own = FleetHosts.most(spec.train.device, fleet) or len(self.profile.worker.devices) or 1
         self.devices = min(values["devices"] or own, MOST_DEVICES)
-        self._hosts = FleetHosts(spec, self.devices, fleet)
         self._asked: float | None = values["memory"]
+        self._hosts = FleetHosts(spec, self.devices, fleet, int((self._asked or 0) * MIB))
         self._optimizer: str = values["optimizer"] or USUAL
-        device = int(self._asked * MIB) if self._asked else self.profile.worker.device_memory
-        self._room = Room.on(device, spec.train.device)
-        self.memory = self._room.usable if self._room else None
+        self._room = Room.on(self.profile.worker.device_memory, spec.train.device)
 
     @cached_property
     def search(self) -> Search:
         """The search for all splits. Its key can name the profile and the link timings by id: neither ever changes once
         finished."""
         placements = [each.model_dump(mode="json") for each in self._hosts.placements]
-        asked = {"devices": self.devices, "memory": self.memory, "placements": placements}
+        memory = self._room.usable if self._room else None
+        asked = {"devices": self.devices, "memory": memory, "placements": placements}
         spec = with_optimizer(self.profile.spec, self._optimizer)
         links = {row.pk: row.table for row in self._hosts.links}
         about = {"profile": self.profile.pk, "done": str(self.profile.done_at), "links": sorted(links), **asked}
@@ -170,8 +169,15 @@ class FleetPage:
 
     @property
     def each(self) -> str:
-        """The memory of a device as text, from the form or the profile's worker; '' if unknown."""
-        return f" of {self._room.text}" if self._room else ""
+        """The memory of the devices as text: from those of a run on all of them to those of a run on one; '' if
+        unknown."""
+        rooms = sorted(
+            [*self._hosts.rooms.values()] or ([self._room] if self._room else []), key=lambda room: room.whole
+        )
+        if not rooms:
+            return ""
+        least, most = rooms[0], rooms[-1]
+        return f" of {most.text}" if least == most else f" of {bytes_text(least.whole, 3)} to {most.text}"
 
     @property
     def untimed(self) -> host_links.Pair | None:

@@ -78,30 +78,35 @@ def on_one_host(spec: RunSpec) -> Where:
     return ALONE
 
 
+def unlimited(spec: RunSpec) -> None:
+    """Bytes for tensors of each device where they are not known."""
+
+
 def splits(
     spec: RunSpec,
     table: CostTable,
     devices: int,
-    memory: float | None = None,
+    memory: Callable[[RunSpec], float | None] = unlimited,
     on_progress: ProgressCallback = silent,
     placed: Callable[[RunSpec], Where] = on_one_host,
 ) -> Splits:
     """Ways to train the model of `spec` with its batch on at most `devices` devices: all degrees of parallelism, with
     some numbers of micro-batches.
 
-    The fastest pipeline is also tried with an order searched for it. `memory`: bytes of a device for tensors
-    (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks; `on_progress`: progress callback (ways
+    The fastest pipeline is also tried with an order searched for it. `memory`: bytes for tensors of each device of a
+    run (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks; `on_progress`: progress callback (ways
     judged, ways in all).
     """
     tried = list(_candidates(spec, min(devices, MOST_DEVICES)))
     found = []
     for done, one in enumerate(tried):
         on_progress(done, len(tried))
-        found.append(_judged(one, table, memory, placed(one)))
+        found.append(_judged(one, table, memory(one), placed(one)))
     able = [split for split in found if not split.why_not]
     pipelines = [split for split in sorted(able, key=_measures) if split.spec.parallel.pp > 1]
     if pipelines:
-        able += _searched(pipelines[0].spec, table, memory, placed(pipelines[0].spec))
+        first = pipelines[0].spec
+        able += _searched(first, table, memory(first), placed(first))
     refused = [split for split in found if split.why_not]
     return Splits(tuple(sorted(able, key=_measures)), tuple(refused))
 

@@ -14,18 +14,20 @@ from parallel_core.spec import RunSpec
 
 
 class Placement(Value):
-    """The host of each rank in a run of `world` ranks in tensor-parallel groups of `tp`, where these are several."""
+    """The devices of a run of `world` ranks in tensor-parallel groups of `tp`: the host of each rank, where these are
+    several, and the bytes for tensors of each device, where they are known."""
 
     world: int
     tp: int
-    hosts: tuple[HostName, ...]
+    hosts: tuple[HostName, ...] = ()
+    memory: float | None = None
 
 
 class Question(Value):
-    """Splits over at most `devices` devices with `memory` bytes for tensors each (None: unlimited).
+    """Splits over at most `devices` devices.
 
-    `placements`: of runs over several hosts; runs without one are on a single host. `between`: measured links
-    between hosts.
+    `placements`: of runs, which without one are on a single host; `memory`: bytes for tensors of each device where
+    these do not say (None: unlimited). `between`: measured links between hosts.
     """
 
     spec: RunSpec
@@ -68,13 +70,17 @@ class Answer(Value):
 
 def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer:
     """Predicts all splits from the table."""
-    placements = {(each.world, each.tp): each.hosts for each in question.placements}
+    placements = {(each.world, each.tp): each for each in question.placements}
 
     def placed(spec: RunSpec) -> Where:
-        hosts = placements.get((spec.parallel.world, spec.parallel.tp))
-        return Where(hosts, question.between) if hosts else ALONE
+        found = placements.get((spec.parallel.world, spec.parallel.tp))
+        return Where(found.hosts, question.between) if found and found.hosts else ALONE
 
-    found = splits(question.spec, question.table, question.devices, question.memory, on_progress, placed)
+    def memory(spec: RunSpec) -> float | None:
+        found = placements.get((spec.parallel.world, spec.parallel.tp))
+        return question.memory if found is None or found.memory is None else found.memory
+
+    found = splits(question.spec, question.table, question.devices, memory, on_progress, placed)
     front = found.pareto()
     able = [
         FeasibleSplit(

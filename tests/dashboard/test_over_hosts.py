@@ -149,6 +149,23 @@ def test_the_planner_takes_all_devices_of_the_fleet_up_to_what_can_be_searched(p
     assert FleetPage(given, profile.asked_by).devices == MOST_DEVICES
 
 
+def test_a_split_for_this_fleet_has_the_memory_of_the_devices_that_it_would_have(profile: Profile) -> None:
+    """With all five, none has more than those of yard-b: they were all given the memory of the profiled worker's."""
+    other = Worker.objects.get(name="yard-b")
+    other.devices = [{**device, "memory_total": 400 << 20} for device in other.devices]
+    other.save()
+
+    def page(memory: float | None) -> tuple[str, dict[int, float]]:
+        given = {"profile": profile, "devices": None, "memory": memory, "optimizer": ""}
+        made = FleetPage(given, profile.asked_by)
+        return made.each, {each["world"]: each["memory"] for each in made.search.question["placements"]}
+
+    large, small = (4096 - 300) << 20, (400 - 300) << 20
+    said = " of 400 MiB to 4 GiB less 300 MiB for the framework"
+    assert page(None) == (said, {1: large, 2: large, 3: small, 4: small, 5: small})
+    assert page(1000) == (" of 1000 MiB less 300 MiB for the framework", dict.fromkeys(range(1, 6), 700 << 20))
+
+
 def test_what_settles_nothing_says_why_and_what_to_do(profile: Profile, member: Client, alice: Any) -> None:
     first = ran(over_both(alice), "yard-a", "yard-b")
     assert first.disturbed

@@ -76,7 +76,7 @@ def test_the_front_is_beaten_by_none(found: Splits) -> None:
 
 def test_what_is_too_large_or_not_profiled_is_refused(found: Splits) -> None:
     limit = sorted(split.memory for split in found.able)[len(found.able) // 2]
-    tight = splits(SPEC, COSTS, 2, limit)
+    tight = splits(SPEC, COSTS, 2, lambda spec: limit)
     assert all(split.memory <= limit for split in tight.able)
     assert {split.why_not for split in tight.refused} == {"too large"}
     assert tight.able[0].seconds == min(split.seconds or 0 for split in found.able if split.memory <= limit)

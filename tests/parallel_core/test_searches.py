@@ -54,9 +54,20 @@ def test_splits_are_those_of_the_engine() -> None:
     assert [RunSpec.model_validate(way.spec) for way in found.able] == [split.spec for split in own.able]
 
 
+def test_splits_are_held_to_the_memory_of_their_own_devices() -> None:
+    """Two devices together have less each than one alone: what only fits on that is not said to run on both."""
+    alone = max(split.memory for split in splits(SPEC, table(MODEL), 1).able)
+    sizes = [{"world": 2, "tp": tp, "memory": alone / 2} for tp in (1, 2)]
+    question = {**PROFILED, "devices": 2, "memory": alone, "placements": sizes}
+    *_, last = said("splits", question)
+    found = splits_kind.Answer.model_validate(last["answer"])
+    most = {count: max(way.memory for way in found.able if way.devices == count) for count in (1, 2)}
+    assert most[1] == alone and most[2] <= alone / 2
+
+
 def test_splits_tell_how_far_they_are() -> None:
     told: list[tuple[int, int]] = []
-    splits(SPEC, table(MODEL), 2, None, lambda done, of: told.append((done, of)))
+    splits(SPEC, table(MODEL), 2, on_progress=lambda done, of: told.append((done, of)))
     assert [done for done, _ in told] == list(range(told[0][1]))
 
 
