@@ -12,7 +12,7 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.quantities import count_text, plural_text, significant
-from parallel_core.plan.crossover import Along, CrossoverCase, flip
+from parallel_core.plan.crossover import AROUND, Along, CrossoverCase, flip
 
 POINTS = 61
 ROWS = 7
@@ -47,11 +47,11 @@ class Dot(NamedTuple):
 
 
 def chart(case: CrossoverCase, along: Along, dots: Sequence[Dot]) -> Chart:
-    """Covers a factor of 16 below and above the case's own value, as far as there are such micro-batches."""
+    """Covers a factor of AROUND below and above the case's own value, as far as there are such micro-batches."""
     _, axis, unit = WORDS[along]
     middle = float(getattr(case, along))
-    low = max(1.0, middle / 16) if along != "bandwidth" else middle / 16
-    high = min(middle * 16, case.batch) if along == "micro_batches" else middle * 16
+    low = middle / AROUND if along == "bandwidth" else max(1.0, middle / AROUND)
+    high = min(middle * AROUND, case.batch) if along == "micro_batches" else middle * AROUND
     values = _grid(along, low, high, POINTS)
     lines = dict(zip(FAMILIES, _speedups(case, along, values), strict=True))
     highest = 1.1 * max([*lines["tp"], *lines["pp"], *(dot.speedup for dot in dots)])
@@ -109,15 +109,17 @@ def title(case: CrossoverCase, along: Along) -> str:
         return f"{ahead} is faster at any {WORDS[along][0]}."
     beyond = case.at(along, turn * 1.01)
     then = "TP" if beyond.tensor() > beyond.pipeline() else "PP"
-    return f"{then} is faster from {_value(along, turn)} on; here {ahead} is."
+    return f"{then} is faster from {_value(case, along, turn)} on; here {ahead} is."
 
 
-def _value(along: Along, turn: float) -> str:
-    """The crossover in words, rounded up to where the other strategy is ahead."""
+def _value(case: CrossoverCase, along: Along, turn: float) -> str:
+    """The crossover in words, rounded up to where the other strategy is ahead, but not beyond the batch."""
     if along == "bandwidth":
         return f"{significant(turn / WORDS[along][2])} GB/s"
     whole = ceil(turn) if turn < 1000 else ceil(turn / 100) * 100
-    return f"{count_text(whole)} micro-batches" if along == "micro_batches" else f"width {count_text(whole)}"
+    if along == "micro_batches":
+        return f"{count_text(min(whole, case.batch))} micro-batches"
+    return f"width {count_text(whole)}"
 
 
 def _side(end: float, lower: float, close: bool) -> str:

@@ -15,17 +15,19 @@ from math import sqrt
 from typing import Any, Literal
 
 from parallel_core.analysis.quantities import bound_text, plural_text
-from parallel_core.plan.cluster.problems import Problems, require
+from parallel_core.plan.cluster.problems import LEAST, Problems, require
 
 Along = Literal["hidden", "bandwidth", "micro_batches"]
-RANGES: dict[Along, tuple[float, float]] = {
-    "hidden": (32, 65536),
-    "bandwidth": (1e6, 1e13),
-    "micro_batches": (1, 1 << 20),
-}
-"""Ranges in which a crossover is searched (`bounds`)."""
 MOST, MOST_TFLOPS, MOST_GBPS, MOST_US = 1 << 20, 1e6, 1e6, 1e7
 """The largest count of anything, rate of a device, bandwidth and latency of a case."""
+AROUND = 16
+"""A chart covers this factor below and above a case's own value."""
+RANGES: dict[Along, tuple[float, float]] = {
+    "hidden": (1, MOST * AROUND),
+    "bandwidth": (LEAST * 1e9 / AROUND, MOST_GBPS * 1e9 * AROUND),
+    "micro_batches": (1, MOST),
+}
+"""Ranges in which a crossover is searched (`bounds`): all that a case may have, and what its charts cover beyond."""
 _MOST_DEVICES = 1 << 16
 _HALVINGS = 60
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.charts.crossover import _side, chart
+from dashboard.charts.crossover import _side, chart, title
 from dashboard.plans.crossover import CrossoverForm, dots
 from dashboard.runs import services
 from dashboard.runs.models import Attempt, RankInfo, Run, State
@@ -40,6 +40,20 @@ def test_the_flip_and_the_limits_are_said(reader: Client) -> None:
     assert [chart.key for chart in page.context["charts"]] == ["along-hidden", "along-bandwidth", "along-micro_batches"]
     assert "TP is faster from 140 GB/s on; PP is faster from 4 micro-batches on." in page.context["verdict"][1]
     assert [name for name, _, _ in page.context["limits"]] == ["DP", "TP", "PP"]
+
+
+def test_a_flip_beyond_usual_widths_is_said_and_marked() -> None:
+    form = CrossoverForm({"hidden": 16384, "bandwidth": 3})
+    assert form.is_valid()
+    made = chart(form.case, "hidden", [])
+    assert made.title.startswith("TP is faster from width ") and made.title.endswith(" on; here PP is.")
+    assert any(line["name"] == "flip" for line in made.figure["data"])
+
+
+def test_a_flip_is_not_rounded_beyond_the_batch() -> None:
+    form = CrossoverForm({"batch": 1070, "micro_batches": 8, "bandwidth": 1e4, "alpha": 0.01, "seq": 512})
+    assert form.is_valid()
+    assert "1\N{NO-BREAK SPACE}070 micro-batches" in title(form.case, "micro_batches")
 
 
 def test_own_runs_are_dots(reader: Client, alice: Any) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core.plan.cluster.problems import Unphysical
-from parallel_core.plan.crossover import RANGES, Along, CrossoverCase, bounds, flip, limits
+from parallel_core.plan.crossover import AROUND, RANGES, Along, CrossoverCase, bounds, flip, limits
 
 CASE = CrossoverCase(4096, 32, 2048, 64, 16, 8, 150e12, 25e9)
 FREE = replace(CASE, bandwidth=1e15, alpha=0.0)
@@ -77,6 +77,16 @@ def test_a_batch_has_at_most_as_many_micro_batches_as_sequences(batch: int) -> N
     with pytest.raises(Unphysical, match=rf"micro_batches: Must be at most the batch, {batch}; got {batch + 1}\."):
         flip(replace(CASE, batch=batch, micro_batches=batch + 1), "hidden")
     assert bounds(replace(CASE, batch=batch), "micro_batches") == (1, batch)
+
+
+@pytest.mark.parametrize(("hidden", "bandwidth"), [(16_384, 3e9), (1 << 20, 25e9), (8, 25e9)])
+def test_a_flip_is_found_wherever_a_chart_shows_it(hidden: int, bandwidth: float) -> None:
+    """Wider models than are trained may be asked about, too, and their charts go to 16 times the width."""
+    case = replace(CASE, hidden=hidden, bandwidth=bandwidth)
+    around = [case.at("hidden", max(1.0, hidden * factor)) for factor in (1 / AROUND, 1, AROUND)]
+    turn = flip(case, "hidden")
+    assert turn is not None and (turn > 65_536) == (bandwidth < 25e9)
+    assert all((one.tensor() > one.pipeline()) == (one.hidden > turn) for one in around)
 
 
 def test_no_flip_is_found_beyond_the_batch() -> None:
