@@ -198,9 +198,9 @@ def address(form: PlannerForm, **changes: str) -> str:
 
 def alone(made: View) -> list[dict[str, Any]]:
     """Rows of pure strategies, and of the best combination."""
-    values, best = made.form.cleaned_data, made.best
+    best = made.best
     together = float(made.found.seconds[best]) if best is not None else None
-    found = pure_strategies(*made.setup, together, values["state"], values["precision"])
+    found = pure_strategies(*made.setup, together, made.found.space)
     rows = [_strategy(made, one.word, one.judged, one.sentence) for one in found]
     if best is not None:
         judged = judge(*made.setup, made.found.plans.row(best), suggest=False)

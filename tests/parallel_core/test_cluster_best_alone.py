@@ -53,12 +53,12 @@ def test_a_change_names_a_micro_batch_that_is_no_power_of_two(batch: int, size: 
 def test_a_pure_strategy_is_as_wide_as_is_fastest() -> None:
     """On a slow network 8 tensor ranks on one host are faster than 16 on two."""
     job, cluster = Job(presets()["gpt-1.3b"], 512), replace(clusters()["a100-1nic"], devices=32)
-    found = {one.word: one.judged for one in pure_strategies(job, cluster, None, 18, "16-bit")}
+    found = {one.word: one.judged for one in pure_strategies(job, cluster, None, search.Space())}
     assert found["TP"].plan.tp == 8
     for word, axis, widths in (
         ("TP", "tp", divisors(job.model.heads)),
         ("DP", "dp", divisors(32)),
-        ("PP", "pp", [12, 24]),
+        ("PP", "pp", [12, 13, 24]),
     ):
         every = [
             changed(found[word].plan, **{axis: width}, micro_batch=size, recompute=kind)
@@ -71,16 +71,25 @@ def test_a_pure_strategy_is_as_wide_as_is_fastest() -> None:
 
 def test_no_pipeline_that_the_search_lists_is_faster_than_the_best_one_alone() -> None:
     job = Job(presets()["gpt-1.3b"], 512)
-    alone = next(one.judged for one in pure_strategies(job, EIGHT, None, 18, "16-bit") if one.word == "PP")
+    alone = next(one.judged for one in pure_strategies(job, EIGHT, None, search.Space()) if one.word == "PP")
     listed = search.search(job, EIGHT)
     pipelines = (listed.plans.pp > 1) & (listed.plans.tp == 1) & (listed.plans.dp == 1)
     assert alone.seconds == pytest.approx(float(np.nanmin(listed.seconds[pipelines])))
     assert alone.plan.schedule == "interleaved"
 
 
+def test_a_pure_strategy_has_any_width_that_divides_and_only_schedules_of_the_search() -> None:
+    """Of 30 layers, two more divide over eight stages; a batch of 12 over six replicas."""
+    job = Job(replace(presets()["gpt-1.3b"], layers=30), 12)
+    found = {one.word: one.judged.plan for one in pure_strategies(job, EIGHT, None, search.Space())}
+    assert (found["PP"].pp, found["DP"].dp) == (8, 6)
+    plain = pure_strategies(job, EIGHT, None, search.Space(schedules=("1f1b",)))
+    assert next(one.judged.plan.schedule for one in plain if one.word == "PP") == "1f1b" != found["PP"].schedule
+
+
 def test_where_no_width_fits_the_one_with_least_memory_is_shown() -> None:
     job = Job(presets()["gpt-175b"], 1024)
-    found = {one.word: one.judged for one in pure_strategies(job, EIGHT, None, 18, "16-bit")}
+    found = {one.word: one.judged for one in pure_strategies(job, EIGHT, None, search.Space())}
     assert not any(judged.fits for judged in found.values())
     assert found["ZeRO"].plan == Plan(dp=8, zero=3, recompute="full")
     assert found["TP"].plan == Plan(tp=8, sequence_parallel=True, recompute="full")
@@ -88,10 +97,10 @@ def test_where_no_width_fits_the_one_with_least_memory_is_shown() -> None:
 
 def test_a_pure_strategy_that_is_faster_than_the_best_combination_says_so() -> None:
     job = Job(presets()["gpt-1.3b"], 512)
-    dp = next(one.judged for one in pure_strategies(job, EIGHT, None, 18, "16-bit") if one.word == "DP")
+    dp = next(one.judged for one in pure_strategies(job, EIGHT, None, search.Space()) if one.word == "DP")
     assert dp.seconds is not None
     for together, words in ((dp.seconds * 1.1, "0.91x the time of the best"), (dp.seconds, "As fast as any")):
-        found = {one.word: one.sentence for one in pure_strategies(job, EIGHT, together, 18, "16-bit")}
+        found = {one.word: one.sentence for one in pure_strategies(job, EIGHT, together, search.Space())}
         assert words in found["DP"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallel_core.analysis.quantities import count_text, ratio_text
-from parallel_core.plan.cluster import search
+from parallel_core.plan.cluster import memory, search
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.plans import RECOMPUTE, Plan, Plans, changed
@@ -24,22 +24,22 @@ class PureStrategy:
     sentence: str
 
 
-def pure_strategies(
-    job: Job, cluster: Cluster, together: float | None, state: int, precision: str
-) -> list[PureStrategy]:
-    """DP, ZeRO, TP and PP alone, each as wide and with the recomputation and micro-batch that is fastest. `together`:
-    seconds of the best combination, None where nothing fits."""
-    n, layers, space = cluster.devices, job.model.layers, search.Space()
+def pure_strategies(job: Job, cluster: Cluster, together: float | None, space: search.Space) -> list[PureStrategy]:
+    """DP, ZeRO, TP and PP alone, each as wide and with the recomputation and micro-batch that is fastest, by the
+    schedules, the precision and the bytes a parameter of `space`. `together`: seconds of the best combination, None
+    where nothing fits."""
+    n, layers = cluster.devices, job.model.layers
     # A pure strategy may use fewer devices: as many as the batch, the heads or the layers divide into. Widest first.
-    wide = [d for d in reversed(divisors(n)) if d > 1 and job.batch % d == 0]
+    wide = [d for d in reversed(divisors(job.batch)) if 1 < d <= n and _fills(cluster, d)]
     tall = [t for t in reversed(job.model.tensor_widths) if 1 < t <= min(n, 64)]
-    deep = [p for p in reversed(divisors(layers)) if 1 < p <= n]
+    deep = [p for p in range(min(n, layers), 1, -1) if memory.even(layers, p)]
     kinds = {
         "DP": [Plan(dp=d) for d in wide],
         "ZeRO": [Plan(dp=d, zero=zero) for d in wide for zero in (1, 2, 3)],
         "TP": [Plan(tp=t, sequence_parallel=on) for t in tall for on in (False, True)],
         "PP": [Plan(pp=p, schedule=name, chunks=v) for p in deep for name, v in search.schedules(job, space, p)],
     }
+    state, precision = space.states[0], space.precisions[0]
     out = []
     for word, bases in kinds.items():
         plans = [
@@ -52,6 +52,11 @@ def pure_strategies(
             judged = judge(job, cluster, _best(job, cluster, plans), suggest=False)
             out.append(PureStrategy(word, judged, _sentence(judged, together, n)))
     return out
+
+
+def _fills(cluster: Cluster, devices: int) -> bool:
+    """Whether so many devices are within a host, whole hosts, or an equal part of the cluster."""
+    return devices <= cluster.per_host or devices % cluster.per_host == 0 or cluster.devices % devices == 0
 
 
 def _best(job: Job, cluster: Cluster, plans: list[Plan]) -> Plan:
