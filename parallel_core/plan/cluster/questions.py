@@ -117,11 +117,10 @@ _NOTHING = "Nothing fits yet, so there is nothing to compare with."
 
 
 def _saved(job: Job, found: SearchResult, cluster: Cluster, efficiency: Efficiency | None = None) -> float:
-    """Share of the best plan's step saved on another cluster; the plan is chosen again among the fastest. `efficiency`
+    """Share of the best plan's step saved on another cluster; the plan is chosen again among all that fit. `efficiency`
     there: default the fitted one."""
-    near = found.order[:2000]
-    there = step.of(job, cluster, found.plans.take(near), efficiency).total
-    return float(1 - there.min() / found.seconds[near[0]])
+    there = step.of(job, cluster, found.plans.take(found.order), efficiency).total
+    return float(1 - there.min() / found.seconds[found.order[0]])
 
 
 Question = Callable[[Job, Cluster, SearchResult], Answer]
