@@ -41,6 +41,8 @@ def test_a_refused_plan_gets_the_fastest_single_change_that_mends_it() -> None:
         ({"tp": 6, "sequence_parallel": True}, Reason.SEQUENCE,
          "TP 6 does not divide a sequence of 2\xa0048, which SP splits; use no SP or TP 2, 4, 8, 16, 32."),
         ({"pp": 9}, Reason.LAYERS, "96 layers do not divide over 9 stages; try"),
+        ({"schedule": "interleaved", "chunks": 5}, Reason.LAYERS,
+         "over 8 stages of 5 chunks, nor over any other number of stages with as many chunks."),
         ({"micro_batch": 7}, Reason.BATCH, "does not divide over 16 replicas x 7 a micro-batch; try 1\xa0456 or 1"),
         ({"schedule": "interleaved", "chunks": 2, "micro_batch": 32}, Reason.ROUNDS, "of 8 stages; there are 3"),
         ({"schedule": "interleaved", "chunks": 2, "micro_batch": 64}, Reason.ROUNDS, "of 8 stages; there is 1."),

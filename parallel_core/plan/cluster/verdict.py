@@ -141,7 +141,8 @@ def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
         Reason.FFN: f"TP {plan.tp} does not divide the inner width {count_text(model.ffn)}; try {widths}.",
         Reason.SEQUENCE: f"TP {plan.tp} does not divide a sequence of {count_text(model.seq)}, which SP splits; "
         f"use no SP{whole and f' or TP {whole}'}.",
-        Reason.LAYERS: f"{model.layers} layers do not divide over {cut}; try {stages or 1} stages.",
+        Reason.LAYERS: f"{model.layers} layers do not divide over {cut}"
+        + (f"; try {stages} stages." if stages else ", nor over any other number of stages with as many chunks."),
         Reason.BATCH: f"A batch of {batch} does not divide over {replicas} x {plan.micro_batch} a micro-batch; "
         f"try {_multiples(job.batch, plan.dp * plan.micro_batch)}.",
         Reason.ROUNDS: f"Interleaving needs micro-batches in multiples of {plan.pp} stages; there {_are(m)}.",
