@@ -1,8 +1,9 @@
 """The critical path of a step: the chain of operations and messages whose lengths add up to it.
 
 It is walked backwards from the last instant of the step. An operation starts after the previous one on its rank, except
-where it waited: a RECV for the sending rank (from the time that the SEND began), a collective for the last rank to
-arrive (`waits`). Speeding up anything off the path leaves the step as long as it is.
+where it waited: a RECV for the sending rank (from the time that the SEND began, which may be before the RECV's own:
+the message was under way then), a collective for the last rank to arrive (`waits`). Speeding up anything off the path
+leaves the step as long as it is.
 
 Spans inside others (R, collectives INSIDE, a PAIR around its halves) and collectives in flight are not links of the
 chain, so a wait inside such a collective counts to the operation that contains it.
@@ -78,13 +79,15 @@ def _nodes(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> _Nodes:
     order = {rank: np.argsort(table["start"], kind="stable") for rank, table in spans.items()}
     rows = {rank: table[order[rank]] for rank, table in spans.items()}
     arrivals, sends = waits.arrivals(rows, layout), waits.awaited_sends(rows, layout)
+    sent = {rank: waits.received(rank, table, layout, sends) for rank, table in rows.items()}
+    usual = _usual(rows, sent)
     ends: dict[int, Times] = {}
     first: dict[int, int] = {}
     parts, count = [], 0
     for rank, table in rows.items():
         keep = np.flatnonzero(~np.isin(table["kind"], [int(kind) for kind in _ABSENT]))
         keep = keep[np.argsort(table["end"][keep], kind="stable")]
-        at, who = _causes(rank, table, arrivals, waits.received(rank, table, layout, sends))
+        at, who = _causes(rank, table, arrivals, sent[rank], usual)
         parts.append((np.full(len(keep), rank, np.int32), order[rank][keep], table[keep], at[keep], who[keep]))
         ends[rank], first[rank] = table["end"][keep], count
         count += len(keep)
@@ -93,11 +96,27 @@ def _nodes(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> _Nodes:
     before[[at for at in first.values() if at < count]] = -1
     until = np.where(before >= 0, table["end"][before], 0)
     for rank, own in ends.items():
-        sent = who == rank
-        before[sent] = first[rank] + np.searchsorted(own, at[sent], side="right") - 1
-        before[sent & (before < first[rank])] = -1
-        until[sent] = at[sent]
+        here = who == rank
+        before[here] = first[rank] + np.searchsorted(own, at[here], side="right") - 1
+        before[here & (before < first[rank])] = -1
+        until[here] = at[here]
     return _Nodes(ranks, row, table["kind"], table["end"], before, until)
+
+
+class _Usual(NamedTuple):
+    """Median nanoseconds of a message that was waited for, from its SEND on, and of a RECV whose message was there."""
+
+    latency: float
+    handling: float
+
+
+def _usual(rows: waits.Rows, sent: Mapping[int, waits.Causes]) -> _Usual:
+    latency, found = waits.usual_latency(rows, sent), [np.empty(0)]
+    for rank, own in rows.items():
+        receives = waits.of_kinds(own, *RECVS)
+        found.append(durations(receives)[sent[rank].at + latency <= receives["start"]])
+    there = np.concatenate(found)
+    return _Usual(latency, float(np.median(there)) if there.size else 0.0)
 
 
 def _causes(
@@ -105,12 +124,20 @@ def _causes(
     rows: NDArray[np.void],
     arrivals: Mapping[tuple[int, Kind], waits.Causes],
     received: waits.Causes,
+    usual: _Usual,
 ) -> tuple[Times, Times]:
-    """For each row: the time at which another rank let it go on, and that rank; -1 if none did."""
+    """For each row: the time at which another rank let it go on, and that rank; -1 if none did.
+
+    A message is waited for, too, if it was under way when its RECV began: sent no longer ago than messages usually
+    take, by a RECV that takes longer than those (by as much again) whose message is there."""
     at, who = np.zeros(len(rows), np.int64), np.full(len(rows), -1, np.int64)
-    found = {kind: causes for (other, kind), causes in arrivals.items() if other == rank}
-    for kinds, causes in [*(((kind,), causes) for kind, causes in found.items()), (tuple(RECVS), received)]:
-        here = np.isin(rows["kind"], [int(kind) for kind in kinds])
-        late = (causes.at > rows["start"][here]) & (causes.ranks != rank) & (causes.ranks >= 0)
-        at[here], who[here] = causes.at, np.where(late, causes.ranks, -1)
+    for kind in (kind for other, kind in arrivals if other == rank):
+        here, causes = rows["kind"] == kind, arrivals[rank, kind]
+        late = causes.at > rows["start"][here]
+        at[here], who[here] = causes.at, np.where(late & (causes.ranks != rank), causes.ranks, -1)
+    here = waits.among(rows, RECVS)
+    own = rows[here]
+    late = (received.at + usual.latency > own["start"]) & (durations(own) > 2 * usual.handling)
+    late |= received.at > own["start"]
+    at[here], who[here] = received.at, np.where(late & (received.ranks != rank), received.ranks, -1)
     return at, who

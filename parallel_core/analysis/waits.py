@@ -210,6 +210,18 @@ def received(rank: int, rows: NDArray[np.void], layout: Layout, every: Sends) ->
     return Causes(np.where(known, starts[at], own["start"]), np.where(known, ranks[at], -1))
 
 
+def usual_latency(rows: Rows, sent: Mapping[int, Causes]) -> float:
+    """Median time from a SEND to the end of its RECV, over RECVs that were already waiting; 0 without any. `sent`: of
+    each rank what `received` gives for its `rows`."""
+    found = [np.empty(0)]
+    for rank, own in rows.items():
+        receives, (at, ranks) = of_kinds(own, *RECVS), sent[rank]
+        waiting = (at >= receives["start"]) & (ranks >= 0)
+        found.append(receives["end"][waiting] - at[waiting])
+    joined = np.concatenate(found)
+    return max(float(np.median(joined)), 0.0) if joined.size else 0.0
+
+
 def _givers(rank: int, receives: NDArray[np.void], layout: Layout) -> Times | int:
     """Tensor coordinates of the ranks that sent to `rank` (`Layout.sender`)."""
     tensor = layout.coords(rank).tensor

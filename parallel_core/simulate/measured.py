@@ -135,18 +135,9 @@ class _Reader:
 
     def __init__(self, rows: dict[int, NDArray[np.void]], layout: Layout, zero: int) -> None:
         self._rows, self._layout, self._zero = rows, layout, zero
-        self._arrivals, self._sends = waits.arrivals(rows, layout), waits.sends(rows, layout)
-        self._usual = self._usual_latency()
-
-    def _usual_latency(self) -> float:
-        """Median time from a SEND to the end of its RECV, over RECVs that were already waiting."""
-        found = [np.empty(0)]
-        for rank, own in self._rows.items():
-            receives, sent = waits.of_kinds(own, *RECVS), waits.received(rank, own, self._layout, self._sends)
-            waited = (sent.at >= receives["start"]) & (sent.ranks >= 0)
-            found.append(receives["end"][waited] - sent.at[waited])
-        joined = np.concatenate(found)
-        return max(float(np.median(joined)), 0.0) if joined.size else 0.0
+        self._arrivals, sends = waits.arrivals(rows, layout), waits.sends(rows, layout)
+        self._sent = {rank: waits.received(rank, own, layout, sends) for rank, own in rows.items()}
+        self._usual = waits.usual_latency(rows, self._sent)
 
     def read(self, rank: int, schedule: Schedule) -> _Part:
         own, q = self._rows[rank], self._layout.pipeline_rank(rank)
@@ -206,7 +197,7 @@ class _Reader:
                 here = own["kind"] == kind
                 ready[here] = np.clip(self._arrivals[rank, kind].at, begun[here], over[here])
         here = np.isin(own["kind"], [int(kind) for kind in RECVS])
-        sent = waits.received(rank, own, self._layout, self._sends).at
+        sent = self._sent[rank].at
         latency[here] = np.clip(over[here] - sent, 0, self._usual)
         ready[here] = np.maximum(begun[here], (sent + latency[here]).astype(np.int64))
         return ready, latency

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,10 +14,11 @@ from parallel_core.analysis.breakdown import Account, Breakdown, accounts
 from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.lateness import late, lateness
 from parallel_core.analysis.losses import NAMES, losses
+from parallel_core.analysis.rows import last_end
 from parallel_core.analysis.waits import waited
 from parallel_core.bench import analysis
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import COMPUTE, Kind, Op
 from parallel_core.simulate import Costs, simulate
 from parallel_core.spec import RunSpec
 from tests.parallel_core.test_breakdown import layout, rows
@@ -68,6 +70,35 @@ def test_the_critical_path_is_the_step(step: tuple[Layout, Spans, Spans]) -> Non
         assert (path["start"][0], path["end"][-1]) == (begin, end)
     for link in path:
         assert spans[int(link["rank"])]["kind"][link["row"]] == link["kind"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Without(Costs):
+    """Costs at which the operation `free` takes no time."""
+
+    free: Op | None = None
+
+    def of(self, op: Op) -> int:
+        return 0 if op == self.free else Costs.of(self, op)
+
+
+@pytest.mark.parametrize("name", NAMES_DRAWN)
+def test_without_what_is_off_the_critical_path_a_step_is_as_long(name: str) -> None:
+    """Also where a message is under way when its receiver comes to it: the sender then decides when it goes on."""
+    split = {"pp": 3, "schedule": name, "micro_batches": 6}
+    spec = RunSpec.model_validate({"model": {"layers": 8}, "parallel": split, "train": {"global_batch": 6}})
+    drawn, made, here = np.random.default_rng(5), schedule.build(spec), Layout.of(spec)
+    for _ in range(6):
+        kinds = (Kind.F, Kind.B, Kind.W, Kind.OPT_STEP)
+        compute = {(s, kind): int(drawn.integers(1, 40)) for s in range(made.stages) for kind in kinds}
+        costs = _Without(compute, message=int(drawn.integers(5, 40)))
+        spans = simulate(made, costs)
+        path = critical_path({here.tensor_group(q)[0]: table for q, table in spans.items()}, here)
+        on = {(int(link["rank"]), int(link["row"])) for link in path}
+        for q, program in enumerate(made.programs):
+            for i, op in enumerate(program):
+                if op.kind in COMPUTE and op.partner is None and (here.tensor_group(q)[0], i) not in on:
+                    assert last_end(simulate(made, replace(costs, free=op))) == last_end(spans), op
 
 
 @given(steps())
