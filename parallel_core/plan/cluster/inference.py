@@ -53,7 +53,7 @@ class Served:
     """Arrays with one entry for each way to serve: `replicas` of tp x pp devices, each with `batch` sequences at once.
 
     `prefill`: seconds for the prompts of a whole batch; `token`: seconds for one token of each sequence; `weights` and
-    `cache` in bytes a device. Devices of `cluster` left over after the last full replica stay idle.
+    `cache` in bytes of the fullest device. Devices of `cluster` left over after the last full replica stay idle.
     """
 
     cluster: Cluster
@@ -118,9 +118,15 @@ def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
     prefill = whole * (p + parts - 1) / (p * parts)
     group = np.maximum(1.0, b / p)  # each stage works on a different part of the batch
     token = _pass(model, cluster, (t, p), group, group, ask.prompt + ask.output / 2, reads=True)
-    weights = ELEMENT * model.parameters / (t * p)
+    weights = ELEMENT * _parameters(model, p) / t
     cache = b * cache_bytes(model, ask.prompt + ask.output) / p / np.minimum(t, model.kv_heads)
     return Served(cluster, ask, t, p, cluster.devices // (t * p), b, prefill, token, weights, cache)
+
+
+def _parameters(model: Transformer, stages: Floats) -> Floats:
+    """Parameters of the fullest of so many stages, the first: as many layers as any other, and the embedding."""
+    layers = model.layers * (model.layer_matrices + model.layer_vectors)
+    return np.where(stages > 1, layers / stages + model.embedding + model.positions, float(model.parameters))
 
 
 def _batches(stages: int) -> list[int]:
