@@ -51,7 +51,9 @@ def run(options: argparse.Namespace) -> int:
     require_few(spec, MOST_SEARCHED, "search")
     try:
         best = _in_units(spec, options) if options.table is None else _measured(spec, options)
-    except (CostTableError, CannotPredict, OrderError) as error:
+    except OrderError as error:
+        raise CommandError(str(error).replace("limit: ", "--keep: ", 1)) from error
+    except (CostTableError, CannotPredict) as error:
         print(error, file=sys.stderr)
         return 2
     if options.csv:

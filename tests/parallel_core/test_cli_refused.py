@@ -20,6 +20,15 @@ def test_a_time_to_save_that_is_no_number_is_refused(
     assert "TRAINYARD_SAVE_S: a number above 0 is needed; got 'soon'" in capsys.readouterr().err
 
 
+def test_orders_that_keep_too_little_are_refused_by_the_name_of_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"parallel": {"pp": 2, "micro_batches": 4}}))
+    assert main(["order", str(path), "--keep", "0.5"]) == 2
+    assert capsys.readouterr().err == "--keep: rank 0 must keep at least 1; 0.5 is too little.\n"
+
+
 @pytest.mark.parametrize(
     ("parallel", "command", "said"),
     [
