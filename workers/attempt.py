@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -35,6 +36,8 @@ class Attempt:
     """Earlier attempts of its run that are still alive here. Until they are gone they save and drop checkpoints, so
     that it cannot be known where this one begins."""
     launched: float | None = None
+    up: float | None = None
+    """When all its ranks here had a process."""
     exits: list[Exit] = field(default_factory=list)
     refusal: str = ""
     ended_by: Ending | None = None
@@ -103,7 +106,13 @@ class Attempt:
 
     def record(self, rank: int, process: processes.Recorded) -> None:
         self.meta.processes[rank] = process
+        if self.started:
+            self.up = time.monotonic()
         self.folder.try_save(self.meta)
+
+    def ran_s(self) -> float | None:
+        """Seconds since all its ranks here have had a process; None if they never had."""
+        return None if self.up is None else time.monotonic() - self.up
 
     def mark_stop(self, reason: Stop, ended_by: Ending, kill_at: float) -> None:
         """Stores the stop, if the disk takes it, before any process is killed, so that a restarted worker still knows

@@ -16,11 +16,15 @@ from workers.settings import Settings
 log = logging.getLogger(__name__)
 
 
-def publish_end(relay: Relay, folder: Folder, meta: Meta, how: Ending, none_left: bool) -> None:
+def publish_end(
+    relay: Relay, folder: Folder, meta: Meta, how: Ending, none_left: bool, ran_s: float | None = None
+) -> None:
     """Stores the end before it is published: from then on, a restart repeats this end and no other. An end that cannot
     be stored is published as well: else the run would last for ever."""
     log.info("attempt %d: %s %s", folder.attempt, how.outcome, how.detail)
     meta.end = how.body(folder.attempt, none_left)
+    if ran_s is not None:
+        meta.end["ran_s"] = ran_s
     folder.try_save(meta)
     relay.finish(folder.attempt, meta.end)
 
@@ -41,7 +45,8 @@ class Ends:
             return
         if attempt.launched is None:
             self._relay.follow(attempt.folder, [])
-        publish_end(self._relay, attempt.folder, attempt.meta, attempt.how_it_ended(), none_left)
+        how = attempt.how_it_ended()
+        publish_end(self._relay, attempt.folder, attempt.meta, how, none_left, attempt.ran_s())
 
     def end_unstarted(self, folder: Folder, how: Ending) -> None:
         """Ends an attempt of which nothing was started here."""

@@ -248,6 +248,7 @@ class AttemptBody(TypedDict):
     traceback: NotRequired[str]
     exits: NotRequired[dict[str, int]]  # rank -> exit code, negative = signal
     none_left: NotRequired[bool]  # every recorded process is known to have ended
+    ran_s: NotRequired[float]  # seconds from `running` on, by a clock that nobody sets; absent after a restart
     peer: NotRequired[bool]  # it ended because ranks on another host had: their host reports why
     sizes: NotRequired[dict[str, int]]  # "<channel>:<rank>" -> final bytes of that file: what the cursor must reach
 

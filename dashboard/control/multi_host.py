@@ -89,10 +89,12 @@ def verdict(report: Report, nodes: Nodes) -> Report:
         return report
     ordered = sorted(ends, key=_weight)
     none_left = all(end.get("none_left", False) for end in ends) and not silent(report, nodes)
+    ran = [end["ran_s"] for end in ends if "ran_s" in end]
     best = _standstill(ordered) if ordered[0].get("cause") == "no_progress" else ordered[0]
     if all(end.get("peer") for end in ends):
         best = {**best, "cause": "worker_lost", "detail": _unconnected(str(best.get("detail", "")), nodes)}
-    return {**report, **best, "none_left": none_left, **{name: report.get(name, {}) for name in MERGED}}
+    longest = {"ran_s": max(ran)} if ran else {}
+    return {**report, **best, **longest, "none_left": none_left, **{name: report.get(name, {}) for name in MERGED}}
 
 
 def _unconnected(detail: str, nodes: Nodes) -> str:

@@ -70,8 +70,10 @@ def age_text(run: Run) -> SafeString:
 
 
 def _took(run: Run) -> str:
-    """`, took 8.2 s`: how long the ranks of its attempts ran, all together; '' if none ever did."""
-    ran = run.attempts.filter(started_at__isnull=False).values_list("started_at", "ended_at")
-    took = [(end - begin).total_seconds() for begin, end in ran if begin and end]
+    """`, took 8.2 s`: how long the ranks of its attempts ran, all together; '' if none ever did. As their workers timed
+    it, whatever was done to the clocks of hosts; of one that was lost, as the controller saw it."""
+    ran = run.attempts.filter(started_at__isnull=False).values_list("started_at", "ended_at", "report__ran_s")
+    seen = ((timed, (end - begin).total_seconds()) for begin, end, timed in ran if begin and end)
+    took = [timed if isinstance(timed, (int, float)) else max(0.0, between) for timed, between in seen]
     each = f" in {len(took)} attempts" if len(took) > 1 else ""
     return f", took {seconds_text(round(sum(took), 1))}{each}" if took else ""

@@ -83,13 +83,16 @@ def test_where_no_rank_moves_the_places_on_all_hosts_stand_beside_each_other(ord
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
 def test_who_only_lost_the_others_never_is_the_cause(order: tuple[str, str]) -> None:
-    bodies = {"a": told("a", **LOST_PEER, sizes={"events:0": 3}), "b": told("b", **KILLED, sizes={"events:1": 4})}
+    bodies = {
+        "a": told("a", **LOST_PEER, sizes={"events:0": 3}, ran_s=9.5),
+        "b": told("b", **KILLED, sizes={"events:1": 4}, ran_s=9.0),
+    }
     report: dict[str, Any] = {}
     for worker in order:
         report = multi_host.ended(report, NODES, worker, bodies[worker])
     verdict = multi_host.verdict(report, NODES)
     assert (verdict["cause"], verdict["rank"]) == ("killed_by_signal", 1)
-    assert verdict["sizes"] == {"events:0": 3, "events:1": 4}
+    assert verdict["sizes"] == {"events:0": 3, "events:1": 4} and verdict["ran_s"] == 9.5
     assert verdict["none_left"]
 
 

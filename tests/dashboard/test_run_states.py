@@ -87,6 +87,17 @@ def test_a_run_that_was_retried_took_as_long_as_all_its_attempts(reader: Client,
     assert ", took 2 h 30 min in 2 attempts" in html(reader, run)
 
 
+def test_a_clock_that_was_set_back_makes_no_run_shorter_than_it_was(reader: Client, alice: Any) -> None:
+    """The worker times its attempt by a clock that nobody sets; a lost one's end was only seen by the controller."""
+    run, now = factory.queued(alice), timezone.now()
+    first, lost = (factory.start(run).pk for _ in range(2))
+    factory.end(run, State.SUCCEEDED)
+    timed = {"started_at": now, "ended_at": now - timedelta(minutes=50), "report": {"ran_s": 600.04}}
+    Attempt.objects.filter(pk=first).update(**timed)
+    Attempt.objects.filter(pk=lost).update(started_at=now, ended_at=now - timedelta(hours=1))
+    assert ", took 10 min 0 s in 2 attempts" in html(reader, run)
+
+
 def test_a_retried_run_tells_its_first_start_beside_that_of_its_newest_attempt(reader: Client, alice: Any) -> None:
     attempt = on_both_devices(alice)
     run = Run.objects.get(pk=attempt.run_id)

@@ -27,7 +27,7 @@ def test_a_run_succeeds_and_all_of_it_arrives(bench: Bench) -> None:
     attempt = bench.send(tiny())
     end = bench.wait_end(attempt)
     assert (end["outcome"], end["cause"], end["exits"]) == ("succeeded", "", {"0": 0, "1": 0})
-    assert end["none_left"]
+    assert end["none_left"] and end["ran_s"] > 0
     for rank in (0, 1):
         data = bench.received(attempt, "events", rank)
         assert data == records.events_path(bench.folder / "attempts" / str(attempt), rank).read_bytes()
@@ -87,7 +87,7 @@ def test_a_bad_message_is_refused_with_its_reason(bench: Bench) -> None:
     spec = tiny()
     spec["model"]["heads"] = 3
     end = bench.wait_end(bench.send(spec))
-    assert (end["outcome"], end["cause"]) == ("failed", "refused")
+    assert (end["outcome"], end["cause"]) == ("failed", "refused") and "ran_s" not in end
     assert "heads=3 does not divide hidden=16" in end["detail"]
 
 
