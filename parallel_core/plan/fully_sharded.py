@@ -40,9 +40,14 @@ def owned(spec: RunSpec, costs: Sequence[UnitCost], replica: int) -> int:
     shards, out = shards_of(spec), 0
     for unit in range(len(costs)):
         for rows, width in _parameters(spec, costs, unit):
-            most = -(-rows // shards)
-            out += (min(rows, (replica + 1) * most) - min(rows, replica * most)) * width
+            out += chunk(rows, replica, shards) * width
     return out
+
+
+def chunk(rows: int, replica: int, shards: int) -> int:
+    """Rows of a parameter in a replica's part of torch.chunk."""
+    most = -(-rows // shards)
+    return min(rows, (replica + 1) * most) - min(rows, replica * most)
 
 
 def unsharded(spec: RunSpec, costs: Sequence[UnitCost]) -> list[int]:

@@ -3,8 +3,9 @@ record.
 
 A collective counts the bytes of the whole tensor that is reduced, gathered or scattered; on a ring each rank sends and
 receives (n - 1)/n of it for a gather or scatter and twice that for an all-reduce (Patarasuk and Yuan 2009). Not
-counted: the few bytes of norm and loss, statistics of batch normalisation, the loss over a split vocabulary, and sums
-of vectors' gradients under sequence parallelism. That of a tied matrix is within the norm's span, which records none.
+counted: the few bytes of norm and loss, statistics of batch normalisation, and the loss over a split vocabulary. Sums
+of a tied matrix's gradient, and of those of vectors under sequence parallelism, are within the norm's span, which
+records none.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Literal, NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.outline.base import ALIGN
 from parallel_core.outline.recompute import rebuilt
-from parallel_core.outline.splits import ROW
+from parallel_core.outline.splits import ROW, summed_by_rows
+from parallel_core.plan.fully_sharded import by_torch, chunk
 from parallel_core.plan.grad_buckets import shards_of
-from parallel_core.plan.peak import flat_bytes, standing, unsharded
-from parallel_core.plan.units import boundary_elements
+from parallel_core.plan.peak import flat_bytes, places_of, standing, unsharded
+from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
 MARK_BYTES = 4
@@ -92,11 +95,57 @@ def _tensor(spec: RunSpec, layout: Layout, position: tuple[int, int], ranks: tup
         (moved, "gathers and scatters of activations by " + ("rows" if split.sequence else "columns"), 1),
     )
     m, size = len(layout.micro_batches_of(*position)), spec.micro_batch_size * spec.model.seq * spec.element_bytes
-    return [
+    talks = [
         CommVolume("tensor", ranks, what, m * found.calls, m * size * found.width, passes)
         for found, what, passes in named
         if found.calls
     ]
+    return talks + _vectors(spec, layout, position, ranks)
+
+
+def vectors_by_rows(spec: RunSpec, layout: Layout, place: int) -> dict[str, tuple[int, ...]]:
+    """Shape of each gradient of which, under sequence parallelism, a tensor rank has only its rows' part
+    (`engine.shared_gradients`), by the parameter's name in `places_of`."""
+    matrices = outline_of(spec.model).matrices()
+    return {
+        f"{unit}.{number}": shape
+        for stage in layout.stages_of(place)
+        for unit in layout.stage_units[stage]
+        for number, (name, shape) in enumerate(matrices[unit].items())
+        if summed_by_rows(name)
+    }
+
+
+def _owned(spec: RunSpec, layout: Layout, place: int, replica: int) -> int:
+    """Elements of these gradients that a replica owns."""
+    shapes, shards = vectors_by_rows(spec, layout, place), shards_of(spec)
+    if by_torch(spec):
+        return sum(chunk(shape[0], replica, shards) * prod(shape[1:]) for shape in shapes.values())
+    if shards == 1:
+        return sum(map(prod, shapes.values()))
+    at = places_of(spec, unit_costs(spec), [layout.stage_units[stage] for stage in layout.stages_of(place)])
+    parts = {name: bucket.part(replica, shards) for bucket in at.buckets for name in bucket.names}
+    edges = [(parts[name], at.starts[name], at.starts[name] + prod(shape)) for name, shape in shapes.items()]
+    return sum(max(0, min(stop, part.stop) - max(start, part.start)) for part, start, stop in edges)
+
+
+def sums_in_order(spec: RunSpec, layout: Layout, place: int) -> bool:
+    """Whether a tensor group gathers these gradients and adds them in rank order, so that all replicas get the same
+    bits."""
+    return layout.replicas[place] > 1 and not spec.parallel.zero and layout.widths[place] > 2
+
+
+def _vectors(spec: RunSpec, layout: Layout, position: tuple[int, int], ranks: tuple[int, ...]) -> list[CommVolume]:
+    """Sums of vectors' gradients over a tensor group under sequence parallelism: of what the replica owns of them."""
+    if not spec.parallel.sequence:
+        return []
+    place, updates = position[0], spec.parallel.updates(position[0])
+    size = _owned(spec, layout, *position) * MAIN_BYTES[spec.train.precision]
+    if not size:
+        return []
+    if sums_in_order(spec, layout, place):
+        return [CommVolume("tensor", ranks, "gathers of vectors' gradients", updates, updates * size * len(ranks))]
+    return [CommVolume("tensor", ranks, "all-reduces of vectors' gradients", updates, updates * size, 2)]
 
 
 class Ways(NamedTuple):

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from parallel_core.layout import Layout
 from parallel_core.outline import UnitCost, aligned, block_of, outline_of
 from parallel_core.outline.recompute import recomputed
-from parallel_core.outline.splits import summed_by_rows
 from parallel_core.plan.fully_sharded import by_torch
 from parallel_core.plan.grad_buckets import Bucket, Places, shards_of
 from parallel_core.plan.peak import places_of, unsharded
+from parallel_core.plan.traffic import sums_in_order, vectors_by_rows
 from parallel_core.plan.units import unit_costs
 from parallel_core.profile.curves import What
 from parallel_core.profile.table import CostTable, Fixed
@@ -259,8 +259,11 @@ class Ends:
         """Adds gradient reductions of a rank with others than its replicas, before its optimizer."""
         spec = self._spec
         if spec.parallel.sequence:
-            together = self._summed_by_rows(place) / shards_of(spec) * MAIN_BYTES[spec.train.precision]
-            took = self._network.exchange("all_reduce", self._network.tensor(place), together)
+            elements = sum(map(prod, vectors_by_rows(spec, self._layout, place).values())) / shards_of(spec)
+            ordered = sums_in_order(spec, self._layout, place)
+            size = elements * MAIN_BYTES[spec.train.precision] * (self._layout.widths[place] if ordered else 1)
+            how: What = "all_gather" if ordered else "all_reduce"
+            took = self._network.exchange(how, self._network.tensor(place), size)
             known.add(stage, Kind.OPT_STEP, "tensor", [took])
         ends = {self._layout.place(0), self._layout.place(self._layout.stages - 1)}
         if spec.model.tied and len(ends) > 1 and place in ends:
@@ -268,12 +271,6 @@ class Ends:
             size = shared * MAIN_BYTES[spec.train.precision]
             took = self._network.exchange("all_reduce", self._network.ends(*sorted(ends)), size)
             known.add(stage, Kind.OPT_STEP, "ends", [took])
-
-    def _summed_by_rows(self, place: int) -> int:
-        """Elements of gradients of which a tensor rank has only its rows' part (`engine.shared_gradients`)."""
-        matrices = outline_of(self._spec.model).matrices()
-        held = (unit for stage in self._layout.stages_of(place) for unit in self._layout.stage_units[stage])
-        return sum(prod(shape) for unit in held for name, shape in matrices[unit].items() if summed_by_rows(name))
 
     def norm(self) -> float:
         """Seconds of the small gather in which all ranks meet."""
