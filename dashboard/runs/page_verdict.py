@@ -198,7 +198,7 @@ def _busy(run: Run) -> str:
         return UNKNOWN_OTHERS
     if count := run.summary.get("other_processes"):
         what = f"Other processes on one of its GPUs: {count}"
-        return f"{what}; how much of it they used is not known, so read the timing with care."
+        return f"{what}; whether they used it is not known, so read the timing with care."
     return disturbance(run.summary.get("cpu_others"), run.devices)
 
 

@@ -48,10 +48,10 @@ def occupied(labels: Sequence[str]) -> str:
     there are none."""
     if not labels:
         return ""
-    were, their = ("was", "its") if len(labels) == 1 else ("were", "their")
+    their = "its" if len(labels) == 1 else "their"
     return (
-        f"{listed_text(labels)} {were} disturbed: other processes were on {their} GPUs, and what they used of them is "
-        "not known, so repeat before trusting ratios."
+        f"{listed_text(labels)} may have been disturbed: other processes were on {their} GPUs. Whether they used them "
+        "is not known, so repeat before trusting ratios."
     )
 
 
