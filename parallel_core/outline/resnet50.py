@@ -60,7 +60,7 @@ class ResNet50Outline(ConvolutionOutline):
     name = "ResNet-50"
     fields = ("width", "image", "channels", "classes")
     batch_norm = True
-    constant_ns = (25_000.0, 1.4), (27_000.0, 2.0)
+    constant_ns = (25_000.0, 1.6), (27_000.0, 2.4)
 
     @property
     def features(self) -> int:

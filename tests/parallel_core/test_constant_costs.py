@@ -158,7 +158,7 @@ def test_what_a_backward_costs_however_small_stays_in_the_half_that_does_it() ->
     rows = replay(made, found, Change(schedule="zb-h1", micro_batches=4)).spans[1]
     for kind, us in {Kind.B: 8_270, Kind.W: 100}.items():
         took = (rows["end"] - rows["start"])[rows["kind"] == kind]
-        assert took == pytest.approx(us * US, rel=0.1, abs=100 * US)
+        assert took == pytest.approx(us * US, rel=0.15, abs=100 * US)
 
 
 def test_launches_of_a_gpu_are_ahead_of_it() -> None:
