@@ -132,6 +132,7 @@ def double_click(page: Page, box: str, reached: str) -> None:
     wait_for(reached, clicked, 30)
 
 
+@pytest.mark.full
 def test_a_box_of_another_width_has_its_figure_fitted_again(schedules: Page) -> None:
     """Within the same layout of the page, so that nothing else draws it again."""
     assert schedules.evaluate(SIZE) == 13
@@ -142,6 +143,7 @@ def test_a_box_of_another_width_has_its_figure_fitted_again(schedules: Page) -> 
     until(schedules, f"() => {SIZE} === 11")
 
 
+@pytest.mark.full
 def test_charts_that_are_replaced_are_let_go_of(schedules: Page) -> None:
     until(schedules, "() => window.drawings >= 2")
     before = schedules.evaluate("window.held.size")

@@ -106,6 +106,7 @@ def test_a_refused_run_of_a_loaded_spec_opens_in_the_form_again(page: Page, refu
     expect(steps).not_to_have_value("7")
 
 
+@pytest.mark.full
 def test_a_form_whose_page_fails_does_not_keep_new_run_closed(
     page: Page,
     yard: YardProcess,

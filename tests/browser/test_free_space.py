@@ -15,6 +15,7 @@ AGED = """Run.objects.filter(pk={run}).update(ended_at=__import__("django.utils.
 """For a yard's `query`: makes it a run all of whose data has arrived."""
 
 
+@pytest.mark.full
 def test_space_is_freed_from_the_page_of_a_run(page: Page, yard: YardProcess, client: httpx.Client) -> None:
     run = yard.submit(client, {**tiny(steps=40), "trace": {"trace_every": 2}}, name="Traced often")
     yard.wait_state(client, run, "succeeded", limit=RUN_MS / 1e3)

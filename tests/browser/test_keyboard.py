@@ -144,6 +144,7 @@ def test_a_refused_form_has_the_focus_on_why(page: Page, troubles: Troubles) -> 
     expect(page.get_by_label("What is it for?")).to_be_focused()
 
 
+@pytest.mark.full
 def test_nothing_moves_for_those_who_ask_for_no_motion(
     window: Callable[..., Page],
     session: Any,

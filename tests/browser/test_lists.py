@@ -322,6 +322,7 @@ def test_draining_is_said_before_and_keeps_new_runs_away(
     yard.wait_state(client, waits, "succeeded")
 
 
+@pytest.mark.full
 def test_no_page_of_a_live_run_scrolls_sideways_on_a_phone(
     window: Callable[..., Page],
     session: Any,

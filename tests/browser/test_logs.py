@@ -99,6 +99,7 @@ class GrowingLog:
         route.fulfill(json={**part, "attempt": self.attempt})
 
 
+@pytest.mark.full
 def test_earlier_lines_stay_while_a_long_log_grows(page: Page, yard: YardProcess, stocked: dict[str, Any]) -> None:
     grown = GrowingLog(page, yard, stocked["single"])
     start = int(grown.log.get_attribute("data-start") or 0)
@@ -110,6 +111,7 @@ def test_earlier_lines_stay_while_a_long_log_grows(page: Page, yard: YardProcess
     assert grown.log.text_content() == grown.text[start - 65536 : grown.total]
 
 
+@pytest.mark.full
 def test_earlier_lines_asked_for_as_a_new_attempt_begins_show_its_log_once(
     page: Page, yard: YardProcess, stocked: dict[str, Any]
 ) -> None:

@@ -41,6 +41,7 @@ def change(page: Page, address: str, how: Callable[[Any], None]) -> None:
     page.route(address, one)
 
 
+@pytest.mark.full
 def test_a_later_attempt_takes_the_place_of_the_points_before_it(page: Page, under_way: int) -> None:
     page.goto(f"/runs/{under_way}/?tab=metrics")
     drawn(page, ["loss"])
@@ -97,6 +98,7 @@ def test_title_source_and_numbers_stay_true_while_a_curve_grows(page: Page, unde
 LEAST = "document.querySelector('.chart[data-chart=loss] tbody').rows[0].cells[4].textContent"
 
 
+@pytest.mark.full
 def test_the_least_value_is_of_points_that_the_server_did_not_read_again_too(page: Page, under_way: int) -> None:
     told = ["0.25", "900"]
 
@@ -115,6 +117,7 @@ def test_the_least_value_is_of_points_that_the_server_did_not_read_again_too(pag
     page.unroute_all(behavior="wait")
 
 
+@pytest.mark.full
 def test_a_curve_whose_new_points_are_thinned_is_fetched_as_a_whole(page: Page, under_way: int) -> None:
     def thinned(found: Any) -> None:
         for points in found["series"].values():
@@ -129,6 +132,7 @@ def test_a_curve_whose_new_points_are_thinned_is_fetched_as_a_whole(page: Page, 
     page.unroute_all(behavior="wait")
 
 
+@pytest.mark.full
 def test_a_curve_that_has_grown_long_is_fetched_again_thinned(page: Page, under_way: int) -> None:
     def many(found: Any) -> None:
         for points in found["series"].values():
@@ -176,6 +180,7 @@ def test_a_tab_that_waits_for_a_traced_step_fills_by_itself(page: Page, under_wa
     expect(page.locator("#tab > .empty")).to_have_count(0)
 
 
+@pytest.mark.full
 def test_the_lines_of_stages_grow_in_place(page: Page, under_way: int) -> None:
     fetched: list[str] = []
     page.on("request", lambda asked: fetched.append(asked.url))

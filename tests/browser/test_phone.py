@@ -29,6 +29,7 @@ LINES = """(line) => {
 tags, which have none."""
 
 
+@pytest.mark.full
 def test_no_line_below_the_name_of_a_run_begins_or_ends_with_a_dot(
     window: Callable[..., Page], session: Any, stocked: dict[str, Any]
 ) -> None:
@@ -225,6 +226,7 @@ def test_a_run_of_the_list_is_a_short_card_with_targets_for_a_finger(
     expect(card.locator("[data-title='Memory']")).to_be_hidden()
 
 
+@pytest.mark.full
 def test_fields_beside_each_other_begin_in_one_line_and_plans_have_lines_of_their_own(
     window: Callable[..., Page], session: Any
 ) -> None:

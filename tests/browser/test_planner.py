@@ -45,6 +45,7 @@ def test_a_wrong_value_is_refused_while_the_field_is_still_written_in(page: Page
     expect(page.get_by_label("Batch")).to_be_focused()
 
 
+@pytest.mark.full
 def test_a_point_of_the_chart_is_asked_about(page: Page) -> None:
     page.goto("/planner/")
     settle(page)
@@ -182,6 +183,7 @@ def test_without_a_clipboard_the_address_is_copied_all_the_same_or_it_is_said_th
         expect(field).to_have_value(page.url)
 
 
+@pytest.mark.full
 def test_on_a_phone_what_is_below_the_plan_is_folded_until_asked(window: Callable[..., Page], session: Any) -> None:
     """It was a page of fourteen screens; nothing that is folded is searched for."""
     page = window(storage_state=session, viewport=PHONE)

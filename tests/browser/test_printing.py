@@ -46,6 +46,7 @@ CUT = """(width) => [...document.querySelectorAll('.table-scroll')].filter((box)
 }).map((box) => box.getAttribute('aria-label'))"""
 
 
+@pytest.mark.full
 def test_no_column_of_a_wide_table_is_cut_off_by_the_edge_of_the_paper(page: Page, stocked: dict[str, Any]) -> None:
     """Paper does not scroll: of the fourteen columns of a step's accounts, six were not printed."""
     for address in (f"/runs/{stocked['dp']}/?tab=accounts", f"/studies/{stocked['study']}/"):

@@ -68,6 +68,7 @@ def test_any_timeline_is_zoomed_by_buttons_but_only_that_of_the_step_in_the_addr
     assert page.evaluate(shown) == pytest.approx(zoomed), "a new answer leaves the reader where he is"
 
 
+@pytest.mark.full
 def test_a_zoom_into_what_a_shorter_answer_does_not_reach_ends(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/runs/{stocked['dp']}/?tab=whatif")
     drawn(page, ["whatif"])

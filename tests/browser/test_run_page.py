@@ -104,6 +104,7 @@ def test_everything_on_the_page_moves_without_a_reload(page: Page, under_way: in
     assert same_page(page)
 
 
+@pytest.mark.full
 def test_the_choice_of_steps_grows_but_not_while_it_is_in_use(page: Page, under_way: int) -> None:
     page.goto(f"/runs/{under_way}/")
     mark(page)
@@ -176,6 +177,7 @@ def test_kill_9_of_the_web_process_leaves_no_gap(
     assert same_page(page)
 
 
+@pytest.mark.full
 def test_series_that_arrive_unevenly_leave_no_gap(
     page: Page, yard: YardProcess, client: httpx.Client, under_way: int
 ) -> None:
@@ -225,6 +227,7 @@ def test_the_line_below_the_actions_is_as_wide_as_the_page_and_its_age_counts(
     expect(state(page).locator("time")).to_have_text("3 h")
 
 
+@pytest.mark.full
 def test_after_back_an_age_counts_from_the_clock_of_the_last_page_that_was_loaded(page: Page, under_way: int) -> None:
     """The browser's cached page has the server's time of when it was made."""
     page.goto(f"/runs/{under_way}/")

@@ -106,6 +106,7 @@ def test_a_list_field_that_is_chosen_begins_with_lists_and_what_is_typed_stays(p
     expect(values).to_have_value("1, 2, 4, 8")
 
 
+@pytest.mark.full
 def test_a_run_is_swept_over_two_fields_from_its_page(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/runs/{stocked['dp']}/")
     page.get_by_role("link", name="Sweep…").click()
@@ -192,6 +193,7 @@ def test_a_long_name_has_the_width_of_the_page(page: Page, stocked: dict[str, An
         assert first["height"] < 40, "in one line"
 
 
+@pytest.mark.full
 def test_a_run_whose_name_has_no_space_leaves_the_table_its_columns(page: Page, stocked: dict[str, Any]) -> None:
     for address in (f"/studies/{stocked['study']}/", f"/compare/?runs={stocked['runs'][0]},{stocked['runs'][1]}"):
         page.set_viewport_size({"width": 1440, "height": 900})
@@ -221,6 +223,7 @@ def test_a_heading_sorts_the_table_in_its_place(page: Page, stocked: dict[str, A
     assert steps.all_inner_texts() == fastest[::-1]
 
 
+@pytest.mark.full
 def test_another_baseline_keeps_how_curves_are_drawn(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/studies/{stocked['study']}/?target=2.5")
     page.get_by_label("Over").select_option("seconds")  # written into the address by a script

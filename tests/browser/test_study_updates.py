@@ -15,6 +15,7 @@ from tests.yard_process import YardProcess, paced, wait_for
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
+@pytest.mark.full
 def test_a_dear_page_asks_seldom_while_runs_go_on_and_soon_when_one_has_ended(
     page: Page, yard: YardProcess, stocked: dict[str, Any]
 ) -> None:
@@ -106,6 +107,7 @@ def test_findings_and_answers_keep_the_focus_when_they_are_made_again(
     expect(link).to_be_focused()
 
 
+@pytest.mark.full
 def test_other_runs_are_drawn_each_time_they_are_chosen(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/studies/{stocked['study']}/")
     for run in stocked["runs"]:
@@ -157,6 +159,7 @@ RELOAD = """async () => {
 GANTT, BOX = "**/gantt.json*", ".chart[data-chart=gantt] .chart-box"
 
 
+@pytest.mark.full
 def test_a_drawn_timeline_stays_when_newer_numbers_cannot_be_fetched(
     page: Page, stocked: dict[str, Any], troubles: Troubles
 ) -> None:
@@ -183,6 +186,7 @@ def test_a_drawn_timeline_stays_when_newer_numbers_cannot_be_fetched(
     expect(said).to_contain_text("You are signed out.")
 
 
+@pytest.mark.full
 def test_a_timeline_that_could_not_be_fetched_is_asked_for_again_and_drawn(
     page: Page, yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
 ) -> None:

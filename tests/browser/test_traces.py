@@ -115,6 +115,7 @@ def test_break_it_shows_what_belongs_to_a_fault_that_is_switched_on(page: Page) 
     expect(page.locator("#error-inject__straggler__rank")).to_contain_text("rank=7 is no rank", timeout=RUN_MS)
 
 
+@pytest.mark.full
 def test_what_if_says_when_it_gets_no_answer_and_when_its_trace_was_deleted_elsewhere(
     page: Page, troubles: Troubles
 ) -> None:
@@ -138,6 +139,7 @@ def test_what_if_says_when_it_gets_no_answer_and_when_its_trace_was_deleted_else
     expect(page.get_by_text("It may have been deleted")).to_be_visible()
 
 
+@pytest.mark.full
 def test_a_name_without_a_blank_widens_no_page_of_a_phone(page: Page) -> None:
     page.set_viewport_size(PHONE)
     upload(page, "z" * 120)

@@ -67,6 +67,7 @@ def test_try_again_asks_with_the_values_of_the_form_and_the_part_is_busy_meanwhi
     expect(panel).not_to_have_attribute("aria-busy", "true")
 
 
+@pytest.mark.full
 def test_a_part_that_was_never_answered_says_so_in_place_of_its_waiting_words(page: Page, troubles: Troubles) -> None:
     troubles.expected += FAILED
     page.route("**/planner/questions*", lambda route: route.fulfill(status=500))

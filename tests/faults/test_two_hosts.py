@@ -113,6 +113,7 @@ def test_the_links_between_them_are_timed(yard: YardProcess, client: httpx.Clien
     assert yard.query(f"[{said}.left_out, len({said}.hosts)]") == ["", 2]
 
 
+@pytest.mark.full
 def test_text_is_generated_by_both_from_what_one_saved(
     yard: YardProcess, client: httpx.Client, second: SecondHost
 ) -> None:
