@@ -331,7 +331,7 @@ def test_no_page_of_a_live_run_scrolls_sideways_on_a_phone(
     cancel_after: Callable[[int], int],
 ) -> None:
     run = cancel_after(yard.submit(client, endless(), name="Under way on a phone"))
-    queued = cancel_after(yard.submit(client, tiny(), name="Behind it"))
+    queued = cancel_after(yard.submit(client, tiny(), name="z" * 100))
     page = window(storage_state=session, viewport=PHONE)
     page.goto(f"/runs/{run}/")
     expect(page.locator("#verdict")).to_contain_text(re.compile(r"\d of .* steps, "), timeout=RUN_MS)
