@@ -276,6 +276,16 @@ def test_the_memory_tile_outlines_the_prediction(reader: Client, alice: Any) -> 
     assert f'd="M0 10.5H{after.outline:.1f}V21.5H0"' in page
 
 
+def test_colours_of_the_memory_below_the_timeline_are_named(reader: Client, alice: Any) -> None:
+    """Its activations are nearly as yellow as recomputation, which alone the page named."""
+    legend = "Colours of the memory categories"
+    assert legend in html(reader, factory.finished(alice))
+    unmetered = factory.finished(alice)
+    unmetered.spec["trace"]["memory"] = False
+    unmetered.save()
+    assert legend not in html(reader, unmetered)
+
+
 def test_tiles_of_a_run_without_points_keep_their_place(alice: Any) -> None:
     found = tiles(factory.queued(alice))
     assert [tile.key for tile in found] == ["loss", "step_time", "tokens_per_s", "memory"]
