@@ -52,17 +52,29 @@ def coloured(traces: Sequence[dict[str, Any]], lines: Sequence[Line], leaders: S
     The baseline has the colour of text."""
     out = []
     places = {line.run: place for place, line in enumerate(leaders)}
+    usual = {line.run: trace["line"]["color"] for trace, line in zip(traces, lines, strict=True)}
+    others = [line.run for line in leaders if not line.baseline]
+    hues = dict(zip(others, _hues([usual[run] for run in others]), strict=True))
     for trace, line in zip(traces, lines, strict=True):
         place = places.get(line.run)
         if place is None:
             grey = {**trace["line"], "color": theme.var("line-strong"), "width": 1.25}
             out.append(trace | {"line": grey, "opacity": FAINT, "showlegend": False})
             continue
-        hue = "ink" if line.baseline else HUES[place]
+        hue = "ink" if line.baseline else hues[line.run]
         name = f"{trace['name']}, baseline" if line.baseline else trace["name"]
         bold = {**trace["line"], "color": theme.var(hue), "width": 2.25}
         out.append(trace | {"line": bold, "name": name, "legendrank": 1 + place})
     return out
+
+
+def _hues(usual: Sequence[str]) -> list[str]:
+    """Another hue for each of at most LEADERS lines, the first of all first: that of its `usual` colour, as in other
+    charts of the page, unless it is none of HUES or a line before it has that."""
+    own = [colour.removeprefix("var(--").removesuffix(")") for colour in usual]
+    kept = [hue if hue in HUES and hue not in own[:place] else "" for place, hue in enumerate(own)]
+    free = iter(hue for hue in reversed(HUES) if hue not in kept)
+    return [hue or next(free) for hue in kept]
 
 
 def words(count: int, leaders: Sequence[Line], which: str) -> str:

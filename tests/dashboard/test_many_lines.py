@@ -40,13 +40,25 @@ def test_of_too_many_lines_the_first_and_the_baseline_have_colours_and_the_other
     made = loss.chart(curves(50, ("single", "dp"), baseline=20), "t", "s", first="fastest")
     named = [line for line in made.figure["data"] if line.get("showlegend", True)]
     assert [line["name"] for line in named] == ["run 20, baseline", *(f"run {i}" for i in reversed(range(LEADERS)))]
-    assert [line["line"]["color"] for line in reversed(named)] == [*(f"var(--{hue})" for hue in HUES), "var(--ink)"]
+    *colours, baseline = [line["line"]["color"] for line in reversed(named)]
+    assert sorted(colours) == sorted(f"var(--{hue})" for hue in HUES) and baseline == "var(--ink)"
     assert len(made.figure["data"]) == 50 and made.figure["data"][-len(named) :] == named, "over the others"
     assert [line["legendrank"] for line in reversed(named)] == list(range(1, len(named) + 1))
     assert "coloured: the 5 fastest and the baseline; grey: the other 44" in made.subtitle
     assert made.height == loss.chart(curves(6, ("single", "dp")), "t", "s").height, "the legend has six names"
     assert [row[0] for row in made.rows] == [f"run {i}" for i in range(50)]
     assert "run 7" not in svg.drawn(made.figure) and "run 20, baseline" in svg.drawn(made.figure)
+
+
+def test_of_too_many_lines_a_coloured_one_has_the_hue_of_its_strategy_as_in_other_charts() -> None:
+    """PP-GPipe was purple, the hue of combinations, between charts in which it is green."""
+    made = loss.chart(curves(13, ("dp", "tp", "single", "pp", "single"), baseline=2), "t", "s")
+    named = {line["name"]: line["line"]["color"] for line in made.figure["data"] if line.get("showlegend", True)}
+    assert [named[f"run {i}"] for i in (0, 1, 3)] == ["var(--line-dp)", "var(--line-tp)", "var(--line-pp)"]
+    assert named["run 4"] not in {"var(--line-dp)", "var(--line-tp)", "var(--line-pp)", "var(--line-single)"}
+    twice = loss.chart(curves(13, ("dp", "dp", "tp")), "t", "s").figure["data"]
+    hues = [line["line"]["color"] for line in twice if line.get("showlegend", True)]
+    assert len(set(hues)) == LEADERS, "a second one of a strategy has another"
 
 
 @pytest.mark.parametrize(("count", "families", "grey"), [(5, 1, 0), (6, 1, 1), (12, 2, 0), (13, 2, 8)])
