@@ -19,6 +19,8 @@ _PARTS = (("compute", "forward"), ("tensor collectives", "communication"), (_BET
 _PREFILL = "prefill"
 _HUES = {(False, False, False): "single", (True, False, False): "tp", (False, True, False): "pp"}
 _HUES |= {(False, False, True): "dp"}
+_LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
+_LEGEND_PX = 24
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -96,7 +98,7 @@ def positions(lines: Sequence[Line], title: str, source: str) -> Chart:
         "layout": theme.layout(
             HEIGHT,
             showlegend=len(drawn) > 1,
-            legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
+            legend=_LEGEND,
             xaxis=theme.axis("position in the text, with the prompt", zeroline=False),
             yaxis=theme.axis("ms a token", rangemode="tozero"),
         ),
@@ -135,10 +137,13 @@ def _line(line: Line, number: int) -> dict[str, Any]:
 def _stacked(bars: Sequence[Bar], stacks: Sequence[tuple[str, str, Sequence[float]]]) -> dict[str, Any]:
     """One row a bar, in ms; `stacks`: (word, phase, seconds of each row). Stacks without any time are left out."""
     labels = [theme.escape_label(bar.label) for bar in bars]
+    data = [_stack(word, phase, seconds) for word, phase, seconds in stacks if any(seconds)]
     return {
-        "data": [_stack(word, phase, seconds) for word, phase, seconds in stacks if any(seconds)],
+        "data": data,
         "layout": theme.layout(
-            row_height(len(bars)),
+            row_height(len(bars)) + (_LEGEND_PX if data else 0),
+            showlegend=bool(data),
+            legend={**_LEGEND, "traceorder": "normal"},
             barmode="stack",
             bargap=0.25,
             xaxis=theme.axis("ms", rangemode="tozero"),

@@ -33,6 +33,13 @@ def test_charts_say_where_a_token_and_a_text_go(client: Client, study: Study) ->
     }
     assert charts["prefill"]["title"] == "TP 2 has its whole text after 17 ms; 59 % of it is prefill."
     assert charts["prefill"]["rows"][0] == ["TP 2", "10.0 ms", "7.00 ms", "17.0 ms", "59 %", "800 tokens/s"]
+    for key, names in (
+        ("where", ["compute", "tensor collectives", "between stages"]),
+        ("prefill", ["prefill", "later tokens"]),
+    ):
+        figure = charts[key]["figure"]
+        assert figure["layout"]["showlegend"], "nothing else on the page names the colours"
+        assert [trace["name"] for trace in figure["data"]] == names
     assert charts["positions"]["title"] == "No text is long enough to see whether its tokens take longer."
     own = [row for row in charts["positions"]["rows"] if row[0] == "PP 2"]
     assert [row[1] for row in own] == [str(n) for n in range(6, 13)], "a prompt of 4, then the prefill's token"
