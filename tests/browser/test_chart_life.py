@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 
 from dashboard.charts import loss
 from dashboard.charts.loss import Curve
+from dashboard.studies.templatetags.quantities import whole_words
 from tests.browser.observed_page import until
 from tests.yard_process import wait_for
 
@@ -175,3 +176,19 @@ def test_a_whisker_of_no_length_known_is_not_drawn(schedules: Page) -> None:
     schedules.evaluate(CHANGED, "whiskers")
     drawn = "(paths) => paths.map((path) => path.getAttribute('d')).filter(Boolean).length"
     assert schedules.locator(f"{BOX} .errorbar path").evaluate_all(drawn) == 2
+
+
+WORDS = """async (text) => {
+  const charts = document.querySelector("script[src*='js/charts.js']").src;
+  const { setWholeWords } = await import(charts.replace("charts.js", "whole_words.js"));
+  const node = document.createElement("p");
+  setWholeWords(node, text);
+  return node.innerHTML;
+}"""
+
+
+@pytest.mark.parametrize(
+    "text", ["DP of ZeRO-3 takes 48 ms, PP 22.1 %", "Next: \u05e0\u05d9 \u05d0-\u05d1: 11 270, DP 7"]
+)
+def test_words_that_arrive_later_are_kept_together_as_those_of_the_server(schedules: Page, text: str) -> None:
+    assert schedules.evaluate(WORDS, text) == whole_words(text)

@@ -126,3 +126,12 @@ def test_a_degree_stays_with_what_it_is_of(degree: str) -> None:
 def test_what_is_counted_may_stand_in_the_next_line(words: str) -> None:
     """The digits of a number stay joined."""
     assert whole_words(words) == words
+
+
+def test_a_number_behind_a_name_that_is_written_from_right_to_left_is_shown_behind_it() -> None:
+    """A browser took the number for a part of the name, and showed it to the left of it."""
+    said = whole_words("Next are \u05e0\u05d9\u05e1\u05d5\u05d9 \u05d0: 11\u00a0270, DP + AR 7")
+    assert said == "Next are <bdi>\u05e0\u05d9\u05e1\u05d5\u05d9 \u05d0:</bdi> 11\u00a0270, DP + AR 7"
+    assert whole_words("<b> \u05d0-\u05d1 PP-1F1B").startswith(
+        '&lt;b&gt; <bdi><span class="whole">\u05d0-\u05d1</span></bdi> '
+    )

@@ -4,8 +4,9 @@ the digits of a column below each other; None (not measured) becomes ''."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from itertools import groupby
 
 from django.template import Library
 from django.utils.html import format_html, format_html_join
@@ -38,6 +39,7 @@ register.filter("count", _filter(lambda value: quantities.count_text(round(value
 _UNIT = r"(?:%|[mµn]?s|min|h|d|B|[KMGT]iB(?:/s)?|[MGTP]?FLOP/s|[kMGT])(?!\w)"
 _DEGREE = r"(?:[DTP]P|micro-batch|interleaved) \d"
 _WORD = re.compile(rf"[^ \n]*(?:\d {_UNIT}|{_DEGREE})[^ \n]*|[^ \n]+")
+_RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
 _LONGEST = 24
 """The longest word, in characters, that always fits into a line on a phone; a longer one may be broken."""
 
@@ -56,14 +58,23 @@ def table_rows(rows: Sequence[Sequence[str]]) -> SafeString:
 @register.filter
 def whole_words(text: str) -> SafeString:
     """Prevents line breaks at a hyphen, as in `ZeRO-3` or `2-1`, before the unit of `22.1 %` or `48 ms`, and before the
-    degree of `TP 2`.
+    degree of `TP 2`; and a number behind a name in Arabic or Hebrew from being shown as a part of it, before it.
 
     Uses markup instead of special hyphens and spaces, so that copied text is unchanged.
     """
-    words = (
+    words = _WORD.findall(text)
+    if not _RIGHT_TO_LEFT.search(text):
+        return _joined(words)
+    groups = groupby(words, key=lambda word: bool(_RIGHT_TO_LEFT.search(word)))
+    parts = (format_html("<bdi>{}</bdi>", _joined(own)) if names else _joined(own) for names, own in groups)
+    return format_html_join(" ", "{}", ((part,) for part in parts))
+
+
+def _joined(words: Iterable[str]) -> SafeString:
+    whole = (
         format_html('<span class="whole">{}</span>', word)
         if len(word) <= _LONGEST and ("-" in word or " " in word)
         else word
-        for word in _WORD.findall(text)
+        for word in words
     )
-    return format_html_join(" ", "{}", ((word,) for word in words))
+    return format_html_join(" ", "{}", ((word,) for word in whole))
