@@ -5,7 +5,7 @@ so that even the jitter of the step remains. Those that change the program (sche
 stages (balanced) use the median of each stage's operations; costs are divided over a model's layers by their FLOPs, and
 over micro-batches by their size, beside `constant_costs`. The prediction then is the measured step times the
 ratio of the changed to the unchanged program at these medians. A message of half the size is taken to need half the
-time: one step shows messages of one size, so the part of its latency that does not depend on the size is not known.
+time, beside what one costs however small: one step shows messages of one size, so that part is known of CPUs alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from parallel_core.schedule import build
 from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
 from parallel_core.schedule.traits import TRAITS, takes_early_gradients
 from parallel_core.simulate import simulate
-from parallel_core.simulate.constant_costs import Constant, constant_costs, moves_as_much, resized
+from parallel_core.simulate.constant_costs import Constant, constant_costs, moves_as_much, resized, resized_part
 from parallel_core.simulate.halves import HALVES, halved, joined, parted
 from parallel_core.simulate.measured import Cost, Measured, key
 from parallel_core.spec import RunSpec
@@ -34,9 +34,9 @@ FREE = math.inf
 """Factor on links: communication takes no time."""
 ASSUMED = (
     "Other schedules and micro-batches take the median cost of each stage's operations; smaller micro-batches are "
-    "assumed to cost in proportion, but for launches and weights, of which a CPU core's usual costs are taken, and so "
-    "are their messages, which small ones miss, and more of them in flight to cost the same, though a CPU's caches "
-    "then hold less of each."
+    "assumed to cost in proportion, and so are their messages, but for launches, weights and the handling of a "
+    "message, of which a CPU core's usual costs are taken, and more of them in flight to cost the same, though a CPU's "
+    "caches then hold less of each."
 )
 """Assumptions of a replay that changes the program, for its reader."""
 GATHERS_ASIDE = (
@@ -192,11 +192,14 @@ class _Typical:
         self._begin = round(float(np.median(measured.begins)))
         share = before.parallel.micro_batches / after.parallel.micro_batches
         size = 1.0 if change.same_messages else share
-        self._latency = round(measured.typical * size / change.links / change.messages)
+        message = constant[0] if constant else Constant()
+        self._latency = round(resized_part(measured.typical, size, message.come) / change.links / change.messages)
         self._norm = round(float(np.median(measured.norms)) / change.links) if measured.norm else 0
         chunks = before.parallel.chunks_per_rank / after.parallel.chunks_per_rank
         self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
-        self._any |= {kind: _scaled(cost, size) for kind in P2P if (cost := measured.median(kind))}
+        for kind in P2P:
+            if cost := measured.median(kind):
+                self._any[kind] = Cost(moved=resized_part(cost.moved, size, message.handled))
         moved = 1.0 if moves_as_much(before) else share
         stays = (
             list(zip(constant, parted(after), strict=True)) if constant else [(Constant(), 1.0)] * after.parallel.stages
