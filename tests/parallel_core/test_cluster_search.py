@@ -169,6 +169,14 @@ def test_any_white_space_may_stand_before_the_chunks(space: str) -> None:
     assert not space or read(f"PP 4, interleaved{space}4") == read("PP 4, chunks 4")
 
 
+def test_the_same_device_with_more_memory_is_not_slower() -> None:
+    """The fastest plan, a zero-bubble schedule, fits there, too."""
+    job, cluster = Job(presets()["gpt-22b"], 8), replace(clusters()["a100-40"], devices=24, per_host=4, network=1.25e9)
+    answer = ask("next", job, cluster, search.search(job, cluster, search.Space(offload=(False,))))
+    gains = {name: float(ratio.removesuffix("x")) for name, ratio in answer.numbers}
+    assert gains["A100-SXM4-80GB"] >= 1 and gains["H100-SXM5-80GB"] > 1
+
+
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_questions_are_answered_in_a_sentence(name: str, found: search.SearchResult) -> None:
     answer = ask(name, GPT3, SELENE, found)
