@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parallel_core.analysis.quantities import bytes_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, plural_text, seconds_text
 from parallel_core.cli.common import Subparsers
 from parallel_core.cli.numbers import above
 
@@ -74,7 +74,7 @@ def _as_json(plan: GraphPlan) -> dict[str, Any]:
 def _text(plan: GraphPlan) -> str:
     lines = [
         f"{number:>3}  {row.replicas:>4} x {seconds_text(row.seconds):>8}  {bytes_text(row.parameters):>9} of weights"
-        f"  {len(row.layers):>4} layers: {row.name}"
+        f"  {plural_text(len(row.layers), 'layer'):>11}: {row.name}"
         for number, row in enumerate(plan.rows)
     ]
     return "\n".join([*plan.sentences(), *lines])

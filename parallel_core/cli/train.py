@@ -99,7 +99,8 @@ def _run(
 def _require_devices(spec: RunSpec, devices: Sequence[int] | None) -> None:
     ranks = spec.parallel.world
     if devices is not None and len(devices) != ranks:
-        raise CommandError(f"--devices names {len(devices)} devices, the run has {ranks} ranks")
+        named, has = plural_text(len(devices), "device"), plural_text(ranks, "rank")
+        raise CommandError(f"--devices names {named}, the run has {has}")
     if spec.train.device == "cpu":
         require_cores(ranks, "parallel.dp x tp x pp makes")
 

@@ -24,6 +24,11 @@ def test_stages_and_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(said) == 5 and "6 layers: Conv2d(3, 64) to AdaptiveAvgPool2d" in said[3]
 
 
+def test_a_stage_of_one_layer_is_not_plural(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["partition", EXAMPLE, "--level", "4@12", "--level", "4@1.25"]) == 0
+    assert " 1 layer: Linear(12544, 4096)" in capsys.readouterr().out
+
+
 def test_memory_that_data_parallelism_does_not_fit_in(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["partition", EXAMPLE, "--level", "4@1", "--memory", "0.45", "--form", "paper"]) == 0
     assert "Data parallelism alone does not fit: every worker would hold all layers." in capsys.readouterr().out

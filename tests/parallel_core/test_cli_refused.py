@@ -20,6 +20,13 @@ def test_a_time_to_save_that_is_no_number_is_refused(
     assert "TRAINYARD_SAVE_S: a number above 0 is needed; got 'soon'" in capsys.readouterr().err
 
 
+def test_devices_of_other_ranks_are_counted_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"parallel": {"pp": 2}}))
+    assert main(["train", str(path), "--devices", "0"]) == 2
+    assert capsys.readouterr().err == "--devices names 1 device, the run has 2 ranks\n"
+
+
 def test_orders_that_keep_too_little_are_refused_by_the_name_of_the_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
