@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.outline import outline_of
 from parallel_core.pipeline_rules import fewest_micro_batches
 from parallel_core.rules import MAX_VALUES_NAMED, Proposal, divisors, few, nearest, refusal, rule_error
@@ -39,7 +40,7 @@ def check_batch(spec: RunSpec) -> None:
     if (batch // dp) % m:
         raise refusal(
             ("parallel.micro_batches", "train.global_batch"),
-            f"{m} micro-batches do not divide the {batch // dp} samples that a "
+            f"{m} micro-batches do not divide the {plural_text(batch // dp, 'sample')} that a "
             f"{'replica' if spec.parallel.replicas is None else 'step'} has of global_batch={batch}; try",
             _other_numbers(spec),
             Proposal("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
@@ -66,8 +67,9 @@ def _check_normalised(spec: RunSpec) -> None:
     advice = f"micro_batches={few(fewer, split.micro_batches)} or " if fewer else ""
     raise rule_error(
         ("parallel.micro_batches", "train.global_batch", "model.kind"),
-        f"kind={spec.model.kind} normalises over the samples of a micro-batch, and {split.micro_batches} micro-batches "
-        f"of global_batch={batch} leave one sample, of one pixel in the last layers; try {advice}"
+        f"kind={spec.model.kind} normalises over the samples of a micro-batch, and "
+        f"{plural_text(split.micro_batches, 'micro-batch')} of global_batch={batch} "
+        f"{'leaves' if split.micro_batches == 1 else 'leave'} one sample, of one pixel in the last layers; try {advice}"
         f"global_batch={2 * split.micro_batches}.",
     )
 
@@ -75,12 +77,12 @@ def _check_normalised(spec: RunSpec) -> None:
 def advice(replicas: tuple[int, ...], micro_batches: int) -> str:
     """Returns a sentence on the cost of an uneven distribution; '' where all replicas of a stage get equally many
     micro-batches."""
-    every = lcm(*replicas)
+    every, do = lcm(*replicas), "does" if micro_batches == 1 else "do"
     if not micro_batches % every:
         return ""
     return (
-        f"{micro_batches} micro-batches do not divide evenly over {name(replicas)} replicas; a multiple of {every} "
-        "keeps all of them busy."
+        f"{plural_text(micro_batches, 'micro-batch')} {do} not divide evenly over {name(replicas)} replicas; "
+        f"a multiple of {every} keeps all of them busy."
     )
 
 

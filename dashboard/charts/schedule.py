@@ -10,7 +10,7 @@ import numpy as np
 from dashboard.charts import gantt, theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_words import Words
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import plural_text, significant
 from parallel_core.analysis.rows import durations
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.schedule_preview import UNIT, SchedulePreview
@@ -50,7 +50,8 @@ def _chart(key: str, made: SchedulePreview, title: str, places: Mapping[int, str
         "One step in units of cost, a row for each device, numbers are micro-batches; "
         f"below: micro-batches kept on device {worst}, solid activations, grey for weight gradients"
     )
-    return Chart(key, title, subtitle, f"simulated, {made.devices} devices{part}", figure, COLUMNS, _rows(made, places))
+    source = f"simulated, {plural_text(made.devices, 'device')}{part}"
+    return Chart(key, title, subtitle, source, figure, COLUMNS, _rows(made, places))
 
 
 def _marks(made: SchedulePreview) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dashboard.charts import front as fronts
 from dashboard.charts.chart import Chart
-from parallel_core.analysis.quantities import bytes_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, plural_text, seconds_text
 from parallel_core.searches.splits import FeasibleSplit
 
 MIB = 1 << 20
@@ -18,7 +18,8 @@ def chart(able: Sequence[FeasibleSplit], source: str) -> Chart:
     points = [fronts.Point(split.name, 1e3 * split.seconds, split.memory / MIB, split.best) for split in able]
     front = [split for split in able if split.best]
     figure = fronts.figure(points, "ms a step (left is faster)", "MiB on the worst rank (down is less)", ("ms", "MiB"))
-    title = f"{len(front)} of {len(able)} splits are beaten by none in both time and memory."
+    are = f"{plural_text(len(able), 'split')} {'is' if len(front) == 1 else 'are'}"
+    title = f"{len(front)} of {are} beaten by none in both time and memory."
     subtitle = "Predicted step time against worst-rank memory; dotted line: none is better in both"
     rows = [
         [

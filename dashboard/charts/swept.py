@@ -10,7 +10,7 @@ from dashboard.charts import swept_title, theme
 from dashboard.charts.chart import ALL, Chart
 from dashboard.charts.swept_title import Field, Quantity, Tried, best_of_each, value_of
 from dashboard.charts.theme import escape_label, var
-from parallel_core.analysis.quantities import listed_text
+from parallel_core.analysis.quantities import listed_text, plural_text
 
 ROW_PX = 36
 HEIGHT = 330
@@ -37,7 +37,7 @@ def chart(fields: Sequence[Field], tried: Sequence[Tried], quantity: Quantity, s
     subtitle = "; ".join(filter(None, (f"{quantity.name.capitalize()}; {how}", _edges(fields, best))))
     title = swept_title.title(fields, tried, best, quantity)
     above = 0 if len(fields) == 2 else _above(known)
-    source += f", {len(known)} of {len(tried)} runs"
+    source += f", {len(known)} of {plural_text(len(tried), 'run')}"
     source += f", {above} of them above this view{ALL}" if above else ""
     return Chart("swept", title, subtitle, source, figure, columns, rows)
 

@@ -75,7 +75,8 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pause
     subtitle = f"Step times added up from the second step to {goal}, in s; losses averaged over {smoothed_over} steps"
     if noisy is not None:
         subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others)} = of one device used by others"
-    source = f"measured, {len(there)} of {len(runs)} runs reach it; work between steps is left out{pauses}"
+    reach = f"{plural_text(len(runs), 'run')} {'reaches' if len(there) == 1 or len(runs) == 1 else 'reach'}"
+    source = f"measured, {len(there)} of {reach} it; work between steps is left out{pauses}"
     rows = [_row(run, base) for run in runs]
     return TargetChart("target", _title(runs, target), subtitle, source, figure, COLUMNS, rows, _rest(runs, target))
 

@@ -144,7 +144,7 @@ class FleetPage:
         """Sentences on the fastest split, its speed-up over a single device, and the split of least memory."""
         able = self.found.able
         if not able:
-            return [f"0 of {self.found.tried} splits can run here."]
+            return [f"0 of {plural_text(self.found.tried, 'split')} can run here."]
         best, least = able[0], min(able, key=lambda split: split.memory)
         orders = sum(split.found for split in able)
         others = f" and {plural_text(orders, 'order')} searched for" if orders else ""

@@ -58,7 +58,10 @@ def _scatter(made: View) -> Chart:
     large = large[np.linspace(0, len(large) - 1, DRAWN_LARGE).astype(int)] if len(large) else large
     points = _points(made, front, np.unique(np.asarray(fitting, np.int64)), np.unique(large))
     plans = count_text(found.timed + found.too_large)
-    title = f"{count_text(found.timed)} of {plans} plans fit; {len(front)} are beaten by none in both time and memory."
+    fit, are = "fits" if found.timed == 1 else "fit", "is" if len(front) == 1 else "are"
+    title = (
+        f"{count_text(found.timed)} of {plans} plans {fit}; {len(front)} {are} beaten by none in both time and memory."
+    )
     others = {point.label for point in points if not point.chosen}
     asked = " and the one asked about" * any(point.label not in others for point in points)
     shown = f"{len(others)} of {plans} plans{asked} drawn"

@@ -58,7 +58,7 @@ def _sequences_errors(spec: RunSpec, tokens: int) -> dict[str, str]:
     if spec.train.held_out <= most:
         return {}
     field, use = ("eval_samples", f"at most {most}") if most else ("eval_every", "0")
-    held = f"{spec.train.held_out} sequences of {spec.model.seq} tokens"
+    held = f"{plural_text(spec.train.held_out, 'sequence')} of {plural_text(spec.model.seq, 'token')}"
     return {f"train.{field}": f"The corpus has {tokens} tokens, too few to hold out {held}; use {use}."}
 
 

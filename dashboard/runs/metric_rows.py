@@ -15,7 +15,7 @@ from dashboard.runs.models import ENDED, RankInfo, Run, SeriesChunk, SpanChunk
 from dashboard.runs.page_verdict import target_of
 from dashboard.runs.thinned import thinned
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
-from parallel_core.analysis.quantities import figure_text, rate_text, seconds_text, significant
+from parallel_core.analysis.quantities import figure_text, last_samples, rate_text, seconds_text, significant
 from parallel_core.observe.cuda_recorder import CudaSpanRecorder
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import POINT, SHARE_SERIES
@@ -237,7 +237,7 @@ def _evaluated(metric: Metric, run: Run) -> Metric:
         return replace(metric, held_out="")
     seconds = selectors.series(run, "eval_time").value
     took = f", in {seconds_text(float(np.median(seconds)))} each time, between steps" if len(seconds) else ""
-    what = f"held out: mean over the last {held_out} samples of the corpus, {_untrained(run)}, without dropout"
+    what = f"held out: mean over {last_samples([held_out])} of the corpus, {_untrained(run)}, without dropout"
     return replace(metric, measured=f"{metric.measured}; {what}{took}")
 
 

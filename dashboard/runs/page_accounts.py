@@ -16,7 +16,7 @@ from parallel_core.analysis.breakdown import COMPONENTS, Account
 from parallel_core.analysis.critical import LINK, critical_path
 from parallel_core.analysis.losses import losses
 from parallel_core.analysis.names import COMPONENT_NAMES
-from parallel_core.analysis.quantities import ns_text, percent_text, step_text
+from parallel_core.analysis.quantities import ns_text, percent_text, plural_text, step_text
 from parallel_core.analysis.rows import durations
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
@@ -78,7 +78,8 @@ def path_sentence(path: np.ndarray) -> str:
         key=lambda pair: pair[1],
     )
     changes = f"changes ranks {turns} time{'' if turns == 1 else 's'}"
-    return f"{percent_text(share)} of the critical path is on rank {rank}; it {changes} in {len(path)} operations."
+    within = plural_text(len(path), "operation")
+    return f"{percent_text(share)} of the critical path is on rank {rank}; it {changes} in {within}."
 
 
 def path_rows(path: np.ndarray) -> list[tuple[str, str, str]]:

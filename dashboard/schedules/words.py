@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dashboard.runs.choice_labels import CHOICE_LABELS
-from parallel_core.analysis.quantities import most_percent_text, percent_text, significant
+from parallel_core.analysis.quantities import most_percent_text, percent_text, plural_text, significant
 from parallel_core.plan.orders.search import FoundOrder
 from parallel_core.schedule.traits import takes_early_gradients
 from parallel_core.simulate.schedule_preview import EARLY, UNIT, SchedulePreview
@@ -48,7 +48,8 @@ def comparison(found: Sequence[SchedulePreview]) -> str:
     """The verdict: one or two sentences with the numbers of both."""
     if len(found) < 2:
         one = found[0]
-        return f"{significant(one.working)} of {one.devices} devices are busy on average in {name(one)}."
+        are = f"{plural_text(one.devices, 'device')} {'is' if one.devices == 1 else 'are'}"
+        return f"{significant(one.working)} of {are} busy on average in {name(one)}."
     a, b = found
     return f"{_length(a, b)} {_memory(a, b)}"
 

@@ -21,6 +21,7 @@ from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
     difference_text,
+    finished_text,
     listed_text,
     plural_text,
     seconds_text,
@@ -145,7 +146,7 @@ def _of_other_models(view: Overview) -> str:
         else ""
     )
     rest = f" ({SHOWN} of {len(done)})" if len(done) > SHOWN else ""
-    return f"{len(done)} of {len(view.rows)} runs have finished." if not done else f"A step{of} takes: {steps}{rest}."
+    return f"A step{of} takes: {steps}{rest}." if done else f"{finished_text(0, len(view.rows))}."
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.downsample import Means, thin
-from parallel_core.analysis.quantities import most_percent_text, percent_text
+from parallel_core.analysis.quantities import most_percent_text, percent_text, plural_text
 from parallel_core.observe.records import POINT
 from parallel_core.schedule.traits import TRAITS, flushes
 
@@ -77,7 +77,7 @@ def breakdowns(view: Overview) -> Chart:
     traced, typical = [row.entry for row in rows], all(map(is_typical, rows))
     which = "the traced step nearest its median" if typical else "one traced step against the median"
     source = f"measured, of each run {which}{nearness(traced)}"
-    source += f", {len(traced)} of {len(view.rows)} runs"
+    source += f", {len(traced)} of {plural_text(len(view.rows), 'run')}"
     return breakdown.chart(view.entries, sentences.breakdown_title(view.results), source)
 
 
@@ -98,7 +98,7 @@ def is_typical(row: Row) -> bool:
 
 def memories(view: Overview) -> Chart:
     metered = sum(bool(result.memory) for result in view.results)
-    source = f"measured on a metered step that is not timed, {metered} of {len(view.rows)} runs"
+    source = f"measured on a metered step that is not timed, {metered} of {plural_text(len(view.rows), 'run')}"
     both = [(e.predicted, e.compared.memory_total) for e in view.entries if e.compared]
     off = [abs(predicted / measured - 1) for predicted, measured in both if predicted and measured]
     if off:

@@ -16,6 +16,7 @@ from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides, comparable
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.analysis.waits import step_start, waited_if_whole
 from parallel_core.faults import trained
 from parallel_core.layout import Layout
@@ -42,7 +43,7 @@ def of_rows(rows: Sequence[Row], *, lane: bool = False) -> Chart:
         if steps
         else f"the {_newest_words([(row.run, step) for row, step, _ in drawn])}"
     )
-    source = f"measured, {which}, {len(drawn)} of {len(rows)} runs{_shortfalls(traced)}"
+    source = f"measured, {which}, {len(drawn)} of {plural_text(len(rows), 'run')}{_shortfalls(traced)}"
     waits = [waited_if_whole(found, Layout.of(row.spec)) for row, _, found in drawn]
     chart = gantt.chart([(row.entry.marked, found) for row, _, found in drawn], title, source, waited=waits)
     return _with_lane(chart, drawn) if lane and len(drawn) == 2 else chart

@@ -48,7 +48,8 @@ def sentences(view: Generations, where: Mapping[int, tuple[int, int]] = MappingP
     said += _disturbed(view) if view.disturbed else []
     done = sum(row.done for row in view.rows)
     if view.open and done:
-        said.append(f"{done} of {len(view.rows)} runs have generated their text so far.")
+        have = "has generated its" if done == 1 else "have generated their"
+        said.append(f"{done} of {len(view.rows)} runs {have} text so far.")
     said += [
         f"What {row.label} generated has not arrived."
         for row in view.rows

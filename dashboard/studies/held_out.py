@@ -13,7 +13,7 @@ from dashboard.studies import figures
 from dashboard.studies.losses import Losses, held_out_of
 from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
-from parallel_core.analysis.quantities import listed_text, loss_text, step_text
+from parallel_core.analysis.quantities import last_samples, loss_text, step_text
 
 
 def chart(view: Overview) -> dict[str, Chart]:
@@ -28,7 +28,7 @@ def chart(view: Overview) -> dict[str, Chart]:
         figures.curve(row, read.replaced[row.run.pk], _begun(view, row)) for row in rows if row.run.pk in read.replaced
     ]
     sizes = sorted({row.spec.train.held_out for row in rows})
-    source = f"measured: mean over the last {listed_text([str(size) for size in sizes])} samples of the corpus"
+    source = f"measured: mean over {last_samples(sizes)} of the corpus"
     source += left_out(row.run for row in rows)
     top = figures.usual_top(view, read)
     said = {"key": "held_out", "unit": "held-out loss", "first": figures.first_ones(view)}

@@ -191,7 +191,8 @@ def _repeats(view: Overview) -> str:
     if len(counts) < len(settings):
         which += f" with a result ({len(counts)} of {len(settings)})"
     alone = sum(row.run.exclusive for row in done)
-    said = f"{which} ran {how}; {alone} of {len(done)} runs had their host free of this yard's other runs."
+    had = f"{plural_text(len(done), 'run')} had {'its' if alone == 1 else 'their'} host"
+    said = f"{which} ran {how}; {alone} of {had} free of this yard's other runs."
     return " ".join([said, *_anew([row.run for row in done])])
 
 
@@ -217,7 +218,8 @@ def _disturbance(view: Overview, labels: Mapping[int, str]) -> tuple[str, list[L
     noisy = sum(share > DISTURBED_ABOVE for share, _ in known)
     most, run = max(known, key=itemgetter(0))
     took = f"Other processes took {most_percent_text(most)} of a device"
-    return f"{took}; {noisy} of {len(known)} runs count as disturbed.", [_to(run, labels, "metrics")]
+    counts = f"{plural_text(len(known), 'run')} {'counts' if noisy == 1 or len(known) == 1 else 'count'}"
+    return f"{took}; {noisy} of {counts} as disturbed.", [_to(run, labels, "metrics")]
 
 
 def _pace(view: Overview) -> str:
@@ -225,7 +227,7 @@ def _pace(view: Overview) -> str:
     known = sum(row.entry.pace is not None for row in view.rows)
     if not known:
         return "Not measured."
-    how = f"A fixed small computation between the timed steps of {known} of {len(view.rows)} runs"
+    how = f"A fixed small computation between the timed steps of {known} of {plural_text(len(view.rows), 'run')}"
     if view.pace_spread is None:
         return f"{how}; no two can be compared."
     longer = percent_text(view.pace_spread)

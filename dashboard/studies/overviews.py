@@ -18,7 +18,7 @@ from dashboard.studies.rows import Row
 from parallel_core.analysis import cautions, host_drift, sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity
-from parallel_core.analysis.quantities import count_text, plural_text, seconds_text
+from parallel_core.analysis.quantities import count_text, finished_text, plural_text, seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.outline import outline_of
 from parallel_core.plan.room import Room
@@ -234,9 +234,11 @@ class Overview:
     def _without_baseline(self) -> str:
         done, every = len(self.results), len(self.rows)
         if self.baseline is None:
-            return f"{done} of {every} runs have finished."
-        yet = "" if self.baseline.entry.ended else " yet"
-        return f"{done} of {every} runs have finished; the baseline, {self.baseline.entry.label}, has no result{yet}."
+            return f"{finished_text(done, every)}."
+        label, yet = self.baseline.entry.label, "" if self.baseline.entry.ended else " yet"
+        if every == 1:
+            return f"The only run, {label}, has no result{yet}."
+        return f"{finished_text(done, every)}; the baseline, {label}, has no result{yet}."
 
     @property
     def like_for_like(self) -> Overview:
@@ -251,7 +253,7 @@ class Overview:
         steps = f"{count_text(counts[0])} to {count_text(counts[-1])} steps" if len(counts) > 1 else few
         skipped = sorted({row.spec.train.warmup_steps for row in self.rows})
         words = " or ".join(map(str, skipped)) or "0"
-        return f"measured, {steps}, {words} skipped, {len(self.results)} of {len(self.rows)} runs"
+        return f"measured, {steps}, {words} skipped, {len(self.results)} of {plural_text(len(self.rows), 'run')}"
 
     @property
     def step_sentence(self) -> str:

@@ -25,6 +25,7 @@ from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
 from dashboard.studies.strategies import BY_KEY, Strategy
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
+from parallel_core.analysis.quantities import finished_text
 from parallel_core.outline import KINDS
 from parallel_core.plan import strategy as naming
 from parallel_core.plan.strategy import family
@@ -237,7 +238,7 @@ def verdict(study: Study, view: Overview) -> list[str]:
     if study.kind != KIND:
         return view.verdict
     found = points(view, study.shared_cores)
-    done = f"{len(view.results)} of {len(view.rows)} runs have finished."
+    done = f"{finished_text(len(view.results), len(view.rows))}."
     return view.cautioned(charts.sentences(found) or [charts.unscaled(found), done])
 
 

@@ -195,6 +195,18 @@ def plural_text(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('h') else 's'}"
 
 
+def finished_text(done: int, every: int) -> str:
+    """How many runs have finished, as a sentence without its full stop: `2 of 3 runs have finished`."""
+    if every == 1:
+        return "The only run has finished" if done else "The only run has no result"
+    return f"{done} of {every} runs {'has' if done == 1 else 'have'} finished"
+
+
+def last_samples(sizes: Sequence[int]) -> str:
+    """`the last 64 samples`, `the last sample`, `the last 16 and 64 samples`."""
+    return "the last sample" if list(sizes) == [1] else f"the last {listed_text(list(map(str, sizes)))} samples"
+
+
 def one_of(devices: int) -> str:
     """`one of its devices`, or `its device` of a run that has only one."""
     return "one of its devices" if devices > 1 else "its device"

@@ -121,7 +121,8 @@ def _missing(out: JobTrace) -> None:
     world = world_size({rank: trace.world for rank, trace in out.ranks.items()})
     absent = sorted(set(range(world)) - set(out.ranks))
     if absent:
-        out.notes.append(f"There is no trace of {ranks_text(absent)}: {len(out.ranks)} of {world} ranks are here.")
+        are = "is" if len(out.ranks) == 1 else "are"
+        out.notes.append(f"There is no trace of {ranks_text(absent)}: {len(out.ranks)} of {world} ranks {are} here.")
     steps = {rank: set(trace.steps) for rank, trace in out.ranks.items()}
     every = set.union(*steps.values()) if steps else set()
     short = [rank for rank, own in steps.items() if own != every]

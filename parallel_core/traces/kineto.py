@@ -189,6 +189,12 @@ def _split_backwards(rows: NDArray[np.void]) -> None:
     rows["kind"][first & ~np.isin(keys, keys[named & (rows["kind"] == Kind.B)])] = Kind.BW
 
 
+def _recognised(steps: int) -> str:
+    if steps == 1:
+        return "1 step is recognised by its update, which ends it"
+    return f"{steps} steps are recognised by their updates, each ends with one"
+
+
 def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moments: NDArray[np.int64]) -> None:
     windows, pause = out.windows, out.pause
     device = out.device == "cuda"
@@ -200,7 +206,7 @@ def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moment
         out.steps = {0: _step(rows, int(rows["start"].min()), int(rows["end"].max()), pause)}
         return
     if not marked(trace):
-        out.notes.append(f"{_UNMARKED}: {len(windows)} steps are recognised by their updates, each ends with one.")
+        out.notes.append(f"{_UNMARKED}: {_recognised(len(windows))}.")
     when = Moments(moments)
     ended = when.reached(rows["end"])
     inside = np.zeros(len(rows), np.bool_)

@@ -235,6 +235,7 @@ def lacking(own: OwnStep) -> list[str]:
     here = {rank: len(own.spans.get(rank, ())) for rank in own.kept}
     short = [f"rank {rank} has {here[rank]} of {own.kept[rank]} spans" for rank in here if here[rank] < own.kept[rank]]
     if short:
-        more = [f"{len(short) - SAID} more ranks have fewer, too"] if len(short) > SAID else []
+        left = len(short) - SAID
+        more = [f"{left} more {'rank has' if left == 1 else 'ranks have'} fewer, too"] if left > 0 else []
         out.append(f"In the file of step {own.step} {listed_text([*short[:SAID], *more])}.")
     return out

@@ -209,6 +209,10 @@ def test_a_long_status_ends_with_a_clause() -> None:
     assert words["meta"]["narrow"]["text"] == [words["text"][0], "queued"], "a phone would cut it off within a word"
 
 
+def test_of_one_split_the_title_speaks_of_one() -> None:
+    assert charts()["splits"][0].title == "1 of 2 splits is beaten by none in both time and memory."
+
+
 def test_names_with_commas_are_told_apart() -> None:
     light = {**MEMORY, "activations": 0}
     named = [entry("Single, fp32", 60, 1), entry("DP, bf16", 90, 1, memory=light)]

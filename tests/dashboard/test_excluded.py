@@ -104,6 +104,8 @@ def test_nothing_is_held_against_a_baseline_that_failed(reader: Client, alice: A
     ]
     assert all(row.entry.speed is None for row in view.rows)
     assert view.parities == {} and view.parity_sentence == ""
+    alone = reader.get(f"/compare/?runs={lost.pk}").context["verdict"]
+    assert alone == ["The only run, TP, has no result.", "TP was lost and is left out."]
 
 
 def test_the_only_run_with_a_result_is_compared_with_nothing(alice: Any) -> None:

@@ -74,14 +74,14 @@ def test_the_stalls_of_runs_without_a_single_are_drawn(alice: Any, study: Study)
     assert "stalls on communication: DP, strong on 2 devices" in made["stalls"].title
     assert made["scaling"].title == "0 runs on more than 2 devices, the fewest with a result, have one."
     said = scaling.verdict(study, view_of(study))
-    assert said[:2] == [made["scaling"].title, "1 of 2 runs have finished."]
+    assert said[:2] == [made["scaling"].title, "1 of 2 runs has finished."]
     assert f"Single failed and is left out: {REASON}" in said
 
 
 def test_nothing_with_a_result_says_so_in_any_state(alice: Any, study: Study) -> None:
     made = scaling.of_overview(study, view_of(study))
     assert made["scaling"].title == "0 runs on more than one device have a result." and made["scaling"].empty
-    assert scaling.verdict(study, view_of(study))[1] == "0 of 1 runs have finished."
+    assert scaling.verdict(study, view_of(study))[1] == "The only run has no result."
 
 
 def test_repeats_count_by_their_median_the_base_too(alice: Any, study: Study) -> None:

@@ -146,7 +146,7 @@ def test_layers_that_are_cut_otherwise_than_those_that_ran_say_so(alice: Any, cu
 
 def test_the_steps_of_a_source_are_counted_as_one_says_them(alice: Any) -> None:
     short = factory.finished(alice, {}, train={"steps": 4})
-    assert overview([short], short).source == "measured, 1 step, 3 skipped, 1 of 1 runs"
+    assert overview([short], short).source == "measured, 1 step, 3 skipped, 1 of 1 run"
     long = factory.finished(alice, {})
     assert overview([short, long], short).source == "measured, 1 to 40 steps, 3 skipped, 2 of 2 runs"
 

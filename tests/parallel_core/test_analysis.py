@@ -20,8 +20,10 @@ from parallel_core.analysis.quantities import (
     bytes_text,
     difference_text,
     figure_text,
+    finished_text,
     flops_text,
     large_text,
+    last_samples,
     listed_text,
     most_percent_text,
     percent_text,
@@ -321,6 +323,12 @@ def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Res
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (finished_text(0, 1), "The only run has no result"),
+        (finished_text(1, 1), "The only run has finished"),
+        (finished_text(1, 3), "1 of 3 runs has finished"),
+        (finished_text(0, 3), "0 of 3 runs have finished"),
+        (last_samples([1]), "the last sample"),
+        (last_samples([1, 64]), "the last 1 and 64 samples"),
         (significant(1234.6), "1230"),
         (significant(0.01234), "0.0123"),
         (significant(9.996), "10"),
