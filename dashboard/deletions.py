@@ -1,4 +1,4 @@
-"""Says in the log who deleted what, as the events of a run go with it, and who renamed a study, which has no events."""
+"""Says in the log who deleted what, as the events of a run or a study go with it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,10 @@ CALLED = {"corpus": "text"}
 def note(user: Any, *deleted: Any) -> None:
     """Says it of each row, by its kind, number, name and owner, once the caller's transaction is committed. To be
     called before the rows are deleted."""
-    for line in [f"{user.get_username()} deleted {_named(row, row.name)}" for row in deleted]:
+    for line in [f"{user.get_username()} deleted {_named(row)}" for row in deleted]:
         transaction.on_commit(partial(log.info, line))
 
 
-def note_name(user: Any, renamed: Any, before: str) -> None:
-    """Says that the row has another name than `before`, once the caller's transaction is committed."""
-    line = f"{user.get_username()} renamed {_named(renamed, before)}: {renamed.name!r}"
-    transaction.on_commit(partial(log.info, line))
-
-
-def _named(row: Any, name: str) -> str:
+def _named(row: Any) -> str:
     kind = str(row._meta.verbose_name)
-    return f"{CALLED.get(kind, kind)} {row.pk}, {name!r}, of {row.owner.get_username()}"
+    return f"{CALLED.get(kind, kind)} {row.pk}, {row.name!r}, of {row.owner.get_username()}"

@@ -13,6 +13,7 @@ from django.db import models
 from django.utils import timezone
 
 from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
+from dashboard.happened import Happened
 from dashboard.runs.deleted_starts import DeletedStart
 from dashboard.runs.measured import (
     Cursor,
@@ -305,18 +306,11 @@ class Checkpoint(models.Model):
         constraints = [models.UniqueConstraint(fields=("run", "worker", "step"), name="one_checkpoint_a_step")]
 
 
-class Event(models.Model):
-    """What happened to a run, in words, for its Events tab and for audits."""
+class Event(Happened):
+    """What happened to a run, for its Events tab and for audits."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
     attempt = models.ForeignKey(Attempt, null=True, on_delete=models.CASCADE)
-    at = models.DateTimeField(auto_now_add=True)
-    kind = models.CharField(max_length=32)
-    text = models.TextField()
-    actor = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
-
-    class Meta:
-        ordering = ("id",)
 
 
 class Corpus(models.Model):

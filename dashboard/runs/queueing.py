@@ -144,7 +144,7 @@ def _refusal(of: Run | Study, queued: list[Run], on: RunOn) -> str:
 
 
 def _write(of: Run | Study, study: Study | None, queued: list[Run], user: Any, on: RunOn, priority: Priority) -> None:
-    """Writes the values of `of` that change to the runs and to their study, with an Event for each run."""
+    """Writes the values of `of` that change to the runs and to their study, with an event of each."""
     parts = [f"to run on {on.text}, instead of {of.chosen_devices.text}"] if str(on) != of.run_on else []
     if priority != of.priority:
         parts.append(f"at {priority.word} priority, instead of {Priority(of.priority).word}")
@@ -157,6 +157,8 @@ def _write(of: Run | Study, study: Study | None, queued: list[Run], user: Any, o
         setattr(one, field, value)
     if study is not None:
         study.save(update_fields=tuple(values))
+        text = f"{user.get_username()} queued its runs {' and '.join(parts)}."
+        study.events.create(kind=KIND, text=text, actor=user)
     together = ", as all queued runs of its study" if study is not None else ""
     said = f"{user.get_username()} queued it {' and '.join(parts)}{together}."
     states.record_all([(one, said) for one in queued], KIND, actor=user)

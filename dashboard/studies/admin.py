@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.urls import reverse
 
 from dashboard.accounts.admin_mixins import ReadOnlyAdmin
-from dashboard.studies.models import Study
+from dashboard.studies.models import Study, StudyEvent
 
 
 @admin.register(Study)
@@ -18,3 +18,10 @@ class StudyAdmin(ReadOnlyAdmin):
 
     def view_on_site(self, obj: Study) -> str:
         return reverse("studies:page", args=(obj.pk,))
+
+
+@admin.register(StudyEvent)
+class StudyEventAdmin(ReadOnlyAdmin):
+    list_display = ("at", "study", "kind", "text", "actor")
+    list_filter = ("kind",)
+    list_select_related = ("study", "actor")

@@ -7,10 +7,9 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
-from dashboard import deletions
 from dashboard.accounts.roles import may_change
 from dashboard.runs import queueing
-from dashboard.runs.name_tags_notes import clean_notes, notes_errors
+from dashboard.runs.name_tags_notes import changes_text, clean_notes, notes_errors
 from dashboard.runs.priority import Priority
 from dashboard.runs.services import Invalid
 from dashboard.studies.models import Study
@@ -27,7 +26,8 @@ def edit(
     priority: Priority | None = None,
 ) -> Study:
     """Renames a study, replaces its notes, and changes where its runs may be placed and their priority
-    (`queueing.change_study`): all of it or nothing. None leaves a value as it is, also one changed since it was read.
+    (`queueing.change_study`), with events: all of it or nothing. None leaves a value as it is, also one changed since
+    it was read.
 
     Raises PermissionDenied, or Invalid with what is wrong at every field.
     """
@@ -43,10 +43,10 @@ def edit(
             errors |= refused.field_errors
         if errors:
             raise Invalid(errors)
-        before = study.name
+        before = {field: getattr(study, field) for field in values}
         for field, value in values.items():
             setattr(study, field, value)
         study.save(update_fields=tuple(values))
-        if study.name != before:
-            deletions.note_name(user, study, before)
+        if said := changes_text(before, values):
+            study.events.create(kind="edited", text=f"{user.get_username()} {said}.", actor=user)
     return study

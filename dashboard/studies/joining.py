@@ -45,4 +45,5 @@ def submit(
         (run,) = prepared.runs
         run.position = 0 if last is None else last + 1
         queueing.follow(locked, prepared.runs, owner)
+        locked.events.create(kind="added", text=f"{owner.get_username()} added “{run.name}”.", actor=owner)
         return services.write_one(prepared, also)

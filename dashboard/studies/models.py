@@ -7,6 +7,7 @@ from django.conf import settings
 from django.db import models
 
 from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
+from dashboard.happened import Happened
 from dashboard.runs.priority import Priority
 
 
@@ -36,6 +37,11 @@ class Study(models.Model):
         return self.name
 
     @property
+    def history(self) -> models.QuerySet[StudyEvent]:
+        """What was changed of it, with who did that."""
+        return self.events.select_related("actor")
+
+    @property
     def chosen_devices(self) -> RunOn:
         """The devices that were chosen for its runs."""
         return RunOn.stored(self.run_on)
@@ -59,6 +65,12 @@ class Study(models.Model):
     def at_rest(self) -> bool:
         """Whether nothing of it changes any more, unless somebody adds or repeats a run."""
         return all(run.at_rest for run in self.runs.all())
+
+
+class StudyEvent(Happened):
+    """What somebody changed of a study. What happens to its runs is among the events of each."""
+
+    study = models.ForeignKey(Study, on_delete=models.CASCADE, related_name="events")
 
 
 class Once(models.Model):

@@ -250,5 +250,10 @@ def save_baseline(request: HttpRequest, pk: int) -> HttpResponse:
         locked = get_object_or_404(Study.objects.select_for_update(no_key=True), pk=pk)
         runs = locked.runs.select_for_update(no_key=True)
         run = get_object_or_404(runs, pk=number(request.POST.get("baseline")) or 0)
-        Study.objects.filter(pk=pk).update(baseline=run)
+        if run != locked.baseline:
+            Study.objects.filter(pk=pk).update(baseline=run)
+            user: Any = request.user
+            was = f", instead of “{locked.baseline.name}”" if locked.baseline else ""
+            text = f"{user.get_username()} made “{run.name}” the baseline{was}."
+            locked.events.create(kind="baseline", text=text, actor=user)
     return redirect("studies:page", pk=pk)

@@ -19,7 +19,7 @@ from dashboard.control.dispatch import resume_from
 from dashboard.fleet.models import Leftover, Worker
 from dashboard.runs import removal, services
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, Event, LogChunk, Run, SeriesChunk, State
-from dashboard.studies import editing, reruns
+from dashboard.studies import reruns
 from dashboard.studies.models import Study
 from dashboard.traces.models import Trace
 from parallel_core.analysis.quantities import bytes_text
@@ -299,7 +299,7 @@ def test_the_api_deletes_what_has_ended(client: Client, alice: Any, bob: Any) ->
     assert not Run.objects.exists() and not Study.objects.exists()
 
 
-def test_the_log_says_who_deleted_what_and_renamed_a_study(
+def test_the_log_says_who_deleted_what(
     member: Client,
     alice: Any,
     admin: Any,
@@ -313,14 +313,12 @@ def test_the_log_says_who_deleted_what_and_renamed_a_study(
     addresses = ["/runs/delete", f"/studies/{study.pk}/delete/", f"/runs/texts/{text.pk}/delete"]
     member.force_login(admin)
     with caplog.at_level("INFO", "dashboard.deletions"), django_capture_on_commit_callbacks(execute=True):
-        editing.edit(study=Study.objects.get(), user=admin, name="yours")
         for address in (*addresses, f"/traces/{trace.pk}/delete/"):
             assert member.post(address, {"runs": alone.pk}).status_code == 302, address
     who, of = admin.get_username(), f"of {alice.get_username()}"
     assert [record.getMessage() for record in caplog.records if record.name == "dashboard.deletions"] == [
-        f"{who} renamed study {study.pk}, 'mine', {of}: 'yours'",
         f"{who} deleted run {alone.pk}, 'alone', {of}",
-        f"{who} deleted study {study.pk}, 'yours', {of}",
+        f"{who} deleted study {study.pk}, 'mine', {of}",
         f"{who} deleted run {inside.pk}, 'two\\nlines', {of}",
         f"{who} deleted text {text.pk}, 'tale.txt', {of}",
         f"{who} deleted trace {trace.pk}, 'rank0.json', {of}",

@@ -87,6 +87,28 @@ def test_owner_keeps_a_baseline_and_others_may_not(alice: Any, reader: Client, s
     assert owner.post(url, {"baseline": 10**9}).status_code == 404
 
 
+def test_what_was_changed_of_a_study_stands_on_its_page_with_who_did_it(
+    reader: Client, member: Client, alice: Any, study: Study
+) -> None:
+    address, other = f"/studies/{study.pk}/", study.runs.get(label="DP")
+    assert 'id="history"' not in reader.get(address).content.decode()
+    member.post(f"{address}edit/", {"name": "Second", "notes": "a finding", "priority": "low"})
+    member.patch(f"/api/v1{address[:-1]}", {"name": "Third"}, content_type="application/json")
+    member.patch(f"/api/v1{address[:-1]}", {"name": "Third"}, content_type="application/json")
+    for _ in range(2):
+        member.post(f"{address}baseline/", {"baseline": other.pk})
+    assert reader.post(f"{address}edit/", {"name": "Mine"}).status_code == 403
+    said = [
+        "alice queued its runs at low priority, instead of normal.",
+        "alice renamed it to “Second”, instead of “Starter”; changed its notes.",
+        "alice renamed it to “Third”, instead of “Second”.",
+        f"alice made “{other.name}” the baseline, instead of “{study.baseline}”.",
+    ]
+    assert [(event.text, event.actor) for event in study.history] == [(text, alice) for text in said]
+    page = html.unescape(reader.get(address).content.decode())
+    assert page.index('id="history"') < min(page.index(f"<td>{text}</td><td>alice</td>") for text in said)
+
+
 def test_unfinished_runs_say_what_they_do(reader: Client, alice: Any) -> None:
     made = Study.objects.create(name="Half", owner=alice)
     factory.finished(alice, {}, study=made, position=0, exclusive=True)

@@ -10,6 +10,7 @@ from django.forms import BoundField
 from django.forms.boundfield import BoundWidget
 
 from dashboard.ages import since
+from dashboard.happened import Happened
 from dashboard.runs.form_words import in_ended_words
 from dashboard.runs.models import ENDED, Attempt, Event, Run
 from dashboard.runs.page_verdict import disturbance, target_of
@@ -46,9 +47,9 @@ def end_words(ended: Run | Attempt) -> str:
 
 
 @register.filter
-def event_words(event: Event) -> str:
+def event_words(event: Happened) -> str:
     """The text of an event; where it is the end of an attempt, as `end_words`."""
-    if event.attempt is None or event.kind not in ENDED:
+    if not isinstance(event, Event) or event.attempt is None or event.kind not in ENDED:
         return event.text
     return in_ended_words(event.text, event.attempt.cause)
 
