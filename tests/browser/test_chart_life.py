@@ -1,4 +1,4 @@
-"""Charts from their first drawing to their removal: double-clicks, other widths, and what is let go of."""
+"""Charts from their first drawing to their removal: double-clicks, other widths, pictures, and what is let go of."""
 
 from __future__ import annotations
 
@@ -192,3 +192,26 @@ WORDS = """async (text) => {
 )
 def test_words_that_arrive_later_are_kept_together_as_those_of_the_server(schedules: Page, text: str) -> None:
     assert schedules.evaluate(WORDS, text) == whole_words(text)
+
+
+RECORD = """() => {
+  window.said = [];
+  const own = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
+    window.said.push(text);
+    return own.call(this, text, ...more);
+  };
+}"""
+
+
+def test_a_saved_picture_says_what_its_colours_mean(schedules: Page) -> None:
+    """They are explained once a page, above its charts; the picture of one had no word on them."""
+    chart = schedules.locator("#chart-schedule-1")
+    chart.locator("summary").click()
+    schedules.evaluate(RECORD)
+    with schedules.expect_download():
+        chart.get_by_role("button", name="Save the picture as PNG").click()
+    said = schedules.evaluate("window.said")
+    named = [text for text in said if text in schedules.locator(".legend > li").all_inner_texts()]
+    assert named[0] == "forward" and "idle (bubble)" in named
+    assert "recomputation" not in named and len(named) == len(set(named)), "only what is in the picture, and once"

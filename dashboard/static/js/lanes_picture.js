@@ -12,7 +12,7 @@ export function colour(name) {
   return value;
 }
 
-function within(context, rect, inside) {
+export function within(context, rect, inside) {
   context.save();
   context.beginPath();
   context.rect(rect.x, rect.y, rect.width, rect.height);
@@ -32,7 +32,7 @@ function fill(context, rect, style) {
   context.strokeRect(rect.x + edge / 2, rect.y + edge / 2, rect.width - edge, rect.height - edge);
 }
 
-function hatch(context, rect) {
+export function hatch(context, rect) {
   context.fillStyle = colour("--phase-idle");
   context.fillRect(rect.x, rect.y, rect.width, rect.height);
   context.strokeStyle = colour("--phase-idle-line");
