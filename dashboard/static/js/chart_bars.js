@@ -182,8 +182,11 @@ function follow(layer) {
     if (across.every(Number.isFinite)) paint(box, { across });
   });
   // Properties, as the box keeps them when the library has let go of it.
-  box.onpointermove = (event) => point(layers.get(box), event);
-  box.onpointerleave = () => (layers.get(box) ?? { tip }).tip.hidden = true;
+  // A finger leaves as soon as it is up: its text stays until the next tap.
+  box.onpointermove = box.onpointerup = (event) => point(layers.get(box), event);
+  box.onpointerleave = ({ pointerType }) => {
+    if (pointerType !== "touch") (layers.get(box) ?? { tip }).tip.hidden = true;
+  };
 }
 
 /* The text at the pointer: of overlapping bars, that of the top one. */

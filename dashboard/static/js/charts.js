@@ -16,7 +16,7 @@ import { lift, paint } from "./chart_bars.js";
 import { offerAll, offerZoom } from "./chart_buttons.js";
 import { followChoices } from "./chart_curves.js";
 import { fetchChart, fetchChartNow, note, reason, told } from "./chart_fetch.js";
-import { fitted, widthClass } from "./chart_fit.js";
+import { COARSE, fitted, widthClass } from "./chart_fit.js";
 import { followMarks } from "./chart_marked.js";
 import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
@@ -25,8 +25,9 @@ import { followAddress, followed, followHome, followZoom, home, part, stay } fro
 import { setWholeWords } from "./whole_words.js";
 
 /* Without dragging, the library takes a tap for two clicks: for the one of the finger, and for the mouse's that the browser
- * makes of it. What a double-click of a mouse does is in `followHome`. */
-const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: false, doubleClickDelay: 500 };
+ * makes of it, which then leaves the chart. It would draw again or hide the text of what was tapped: with a finger there is
+ * no double-click, and the text stays until the next tap. What a double-click of a mouse does is in `followHome`. */
+const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: false, doubleClickDelay: COARSE.matches ? 0 : 500 };
 const mounted = new Map(); // key -> {element, box, figure, width}
 let loading = null;
 
@@ -93,6 +94,7 @@ async function show(element, fetched = fetchChart) {
   const entry = { element, box: element.querySelector(".chart-box"), figure };
   mounted.set(element.dataset.chart, entry);
   widths.observe(entry.box);
+  if (COARSE.matches) entry.box.addEventListener("mouseout", (event) => event.stopPropagation(), { capture: true });
   await draw(entry);
 }
 

@@ -1,0 +1,53 @@
+"""Charts on a phone: what a tap says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.observed_page import PHONE, drawn
+from tests.browser.test_phone import CLICKS_MS, STILL
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+CHART = ".chart[data-chart=schedule-1]"
+CHANGED = """async ([canvas, label]) => {
+  const { update } = await import(document.querySelector("script[src*='js/charts.js']").src);
+  const figure = JSON.parse(document.querySelector(".chart[data-chart=schedule-1] script").textContent);
+  figure.layout.meta.canvas = canvas;
+  if (label) figure.layout.yaxis.ticktext[0] = label;
+  await update({ "schedule-1": { figure } });
+}"""
+"""Draws the first schedule again, with its bars on a canvas as of a long step, or with another label of its first
+row.
+"""
+
+
+@pytest.fixture
+def phone(window: Callable[..., Page], session: Any) -> Page:
+    """A phone that shows two schedules."""
+    page = window(storage_state=session, viewport=PHONE, has_touch=True, is_mobile=True)
+    page.goto("/schedules/")
+    drawn(page, ["schedule-1"])
+    return page
+
+
+@pytest.mark.parametrize(("canvas", "text"), [(False, ".hoverlayer .hovertext"), (True, ".bar-tip")])
+def test_a_tap_on_a_bar_says_what_it_is_until_the_next_one(phone: Page, canvas: bool, text: str) -> None:
+    """The library took it for a double-click, drew the chart again, and the text was gone; that of bars on a canvas,
+    as of long steps, was never there."""
+    phone.evaluate(CHANGED, [canvas, ""])
+    plot = phone.locator(f"{CHART} .nsewdrag").first
+    plot.evaluate("(e) => e.scrollIntoView({ block: 'center' })")
+    phone.evaluate(STILL)
+    row = phone.locator(f"{CHART} .ytick text").first.bounding_box()
+    at = plot.bounding_box()
+    assert row is not None and at is not None
+    phone.touchscreen.tap(at["x"] + at["width"] / 2, row["y"] + row["height"] / 2)
+    phone.wait_for_timeout(CLICKS_MS)
+    said = phone.locator(f"{CHART} {text}")
+    expect(said).to_be_visible()
+    expect(said).to_contain_text("device 0")
