@@ -1,4 +1,4 @@
-"""Charts on a phone: what a tap says."""
+"""Charts on a phone: what a tap says, and labels that leave the bars their width."""
 
 from __future__ import annotations
 
@@ -51,3 +51,23 @@ def test_a_tap_on_a_bar_says_what_it_is_until_the_next_one(phone: Page, canvas: 
     said = phone.locator(f"{CHART} {text}")
     expect(said).to_be_visible()
     expect(said).to_contain_text("device 0")
+
+
+TICKS = """async (ticktext) => {
+  const charts = document.querySelector("script[src*='js/charts.js']").src;
+  const { fitted } = await import(charts.replace("charts.js", "chart_fit.js"));
+  const box = document.createElement("div");
+  document.querySelector("main").append(box);
+  const yaxis = { range: [ticktext.length - 0.5, -0.5], ticktext };
+  const layout = { height: 100, margin: { t: 8, b: 40 }, font: { size: 13 }, yaxis };
+  return fitted({ data: [], layout }, box).layout.yaxis.ticktext;
+}"""
+
+
+def test_a_name_without_a_blank_leaves_the_bars_of_a_chart_their_width(phone: Page) -> None:
+    """Of 29 characters in one line, it took two thirds of the chart, and the numbers beside the bars were cut off."""
+    names = ["Single", "Single x4 micro-batches", "w" * 14 + "…" + "w" * 14, "<b>wide_mlp_2048_fp32_dp2_try1</b>"]
+    names += [f"<b>{'&amp;' * 24}</b>"]
+    lines = ["Single", "Single x4<br>micro-batches", "w" * 14 + "…<br>" + "w" * 14]
+    lines += ["<b>wide_mlp_2048_<br>fp32_dp2_try1</b>", f"<b>{'&amp;' * 12}<br>{'&amp;' * 12}</b>"]
+    assert phone.evaluate(TICKS, names) == lines

@@ -48,6 +48,7 @@ function leaveOut(data) {
 
 /* A row's label on a phone: broken into lines of about LABEL_CHARACTERS, so that the bars have most of the width. */
 const LABEL_CHARACTERS = 16;
+const NEAR = 4; // characters from its middle that a label may be broken
 const [LABEL_LINE, LABEL_GAP] = [13, 6]; // px: height of a line of 10 px text, and the gap between rows
 
 const [LEGEND_LINE, LEGEND_COLUMNS] = [19, 4]; // px, and as in dashboard/charts/loss.py
@@ -72,8 +73,17 @@ function stacked({ data, layout }) {
 
 function wrapped(label) {
   return label.split("<br>").map((line) => {
-    if (line.replace(/<[^>]*>|&\w+;/g, "").length <= LABEL_CHARACTERS + 2) return line;
-    const at = line.indexOf(" ", line.length / 2 - 4);
-    return at < 0 ? line : `${line.slice(0, at)}<br>${line.slice(at + 1)}`;
+    if (line.replace(/<[^>]*>/g, "").replace(/&\w+;/g, "&").length <= LABEL_CHARACTERS + 2) return line;
+    const at = line.indexOf(" ", line.length / 2 - NEAR);
+    return at < 0 ? halved(line) : `${line.slice(0, at)}<br>${line.slice(at + 1)}`;
   }).join("<br>");
+}
+
+/* A name without a blank: broken after a sign such as _ near its middle, else in its middle; never in a tag or "&amp;". */
+function halved(line) {
+  const parts = line.match(/<[^>]*>|&\w+;|./gsu);
+  const middle = Math.ceil(parts.length / 2);
+  const near = parts.findIndex((part, i) => Math.abs(i + 1 - middle) <= NEAR && /^[-_.,:;/…]$/.test(part));
+  const at = near < 0 ? middle : near + 1;
+  return `${parts.slice(0, at).join("")}<br>${parts.slice(at).join("")}`;
 }
