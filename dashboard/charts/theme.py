@@ -84,8 +84,8 @@ def escape_label(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-SMALL = '<span style="font-size:11px">'
-"""Opening tag of the text below a row's name."""
+SMALL = '<span style="font-size:0.85em">'
+"""Opening tag of the text below a row's name, which is smaller on a phone: this is, too."""
 
 
 def small(text: str) -> str:

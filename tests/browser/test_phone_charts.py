@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from dashboard.charts import theme
 from tests.browser.observed_page import PHONE, drawn
 from tests.browser.test_phone import CLICKS_MS, STILL
 
@@ -71,3 +72,13 @@ def test_a_name_without_a_blank_leaves_the_bars_of_a_chart_their_width(phone: Pa
     lines = ["Single", "Single x4<br>micro-batches", "w" * 14 + "…<br>" + "w" * 14]
     lines += ["<b>wide_mlp_2048_<br>fp32_dp2_try1</b>", f"<b>{'&amp;' * 12}<br>{'&amp;' * 12}</b>"]
     assert phone.evaluate(TICKS, names) == lines
+
+
+SIZES = """(label) => [label, ...label.querySelectorAll("tspan[style*=font-size]")].map((part) =>
+  Number.parseFloat(getComputedStyle(part).fontSize))"""
+
+
+def test_where_a_rank_is_placed_is_written_smaller_than_its_number(phone: Page) -> None:
+    phone.evaluate(CHANGED, [False, f"rank 0<br>{theme.small('replica 0')}"])
+    rank, replica = phone.locator(f"{CHART} .ytick text").first.evaluate(SIZES)
+    assert 8 <= replica < rank
