@@ -26,6 +26,8 @@ def add(commands: Subparsers) -> None:
 def _pack(options: argparse.Namespace) -> int:
     if not CORPUS_PATTERN.fullmatch(f"images:{options.name}"):
         raise CommandError(f"--name is of letters, digits, '.', '_' and '-', at most 64; got {options.name!r}")
+    if not options.source.exists():  # before what its suffix would mean
+        raise CommandError(f"{options.source}: no such file")
     if (options.labels is None) != (options.source.suffix == ".npz"):
         raise CommandError("an .npz has its labels in itself, and a .npy needs --labels, another .npy")
     try:

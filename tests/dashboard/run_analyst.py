@@ -8,9 +8,12 @@ from types import ModuleType
 from typing import Any
 
 from django.test import Client
+from django.utils import timezone
 
 from dashboard.analyst import searching
 from dashboard.analyst.process import Analyst, Lane
+from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import reporting
 from dashboard.ledger import replays
 from dashboard.traces import reading
 
@@ -54,12 +57,14 @@ def _next(module: ModuleType) -> bool:
 
 def answered(client: Client, address: str, part: bool = False) -> Any:
     """Requests a page that queues a search, answers the search, and returns the page with the answer; with `part`, as
-    the fragment that HTMX requests.
+    the fragment that HTMX requests. Workers that were heard then still are: a search may take longer than a lease.
     """
-    headers = {"HX-Request": "true"} if part else {}
+    headers, heard = {"HX-Request": "true"} if part else {}, list(reporting())
     first = client.get(address, headers=headers)
     assert b"data-search=" in first.content, "the page queues no search, or already has the answer"
     assert search_next()
+    for worker in heard:
+        Worker.objects.filter(pk=worker.pk).update(heartbeat_at=timezone.now())
     return client.get(address, headers=headers)
 
 

@@ -172,6 +172,8 @@ def test_the_command_packs_two_npy_of_grey_images(tmp_path: Path, capsys: pytest
     assert image_file.open("images:pets", tmp_path).pixels.shape == (COUNT, 1, 8, 8)
     assert main(["pack-images", str(tmp_path / "x.npy"), "--name", "../x", "--out", str(tmp_path)]) == 2
     assert "letters, digits" in capsys.readouterr().err
+    assert main(["pack-images", str(tmp_path / "cats"), "--name", "pets", "--out", str(tmp_path)]) == 2
+    assert "cats: no such file" in capsys.readouterr().err
 
 
 WRONG: dict[str, tuple[dict[str, np.ndarray], str]] = {
