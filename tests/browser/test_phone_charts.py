@@ -82,3 +82,25 @@ def test_where_a_rank_is_placed_is_written_smaller_than_its_number(phone: Page) 
     phone.evaluate(CHANGED, [False, f"rank 0<br>{theme.small('replica 0')}"])
     rank, replica = phone.locator(f"{CHART} .ytick text").first.evaluate(SIZES)
     assert 8 <= replica < rank
+
+
+MIDDLE = """() => {
+  const box = document.querySelector(".chart[data-chart=loss] .chart-box");
+  const [{ xaxis, yaxis, _size: size }, { x, y }] = [box._fullLayout, box.data[0]];
+  const [at, left, top] = [Math.floor(x.length / 2), box.getBoundingClientRect().left, box.getBoundingClientRect().top];
+  return [box.data[0].meta.run, left + size.l + xaxis.l2p(x[at]), top + size.t + yaxis.l2p(y[at])];
+}"""
+"""Run of the first line of the chart of losses, and where on the screen its middle point is."""
+
+
+def test_a_tap_on_a_line_marks_its_run(window: Callable[..., Page], session: Any, stocked: dict[str, Any]) -> None:
+    """Browsers make a click of a tap as well, which took the mark off again."""
+    page = window(storage_state=session, viewport=PHONE, has_touch=True, is_mobile=True)
+    page.goto(f"/compare/?runs={stocked['single']},{stocked['dp']}")
+    page.locator(".chart[data-chart=loss]").evaluate("(e) => e.scrollIntoView({ block: 'center' })")
+    drawn(page, ["loss"])
+    page.evaluate(STILL)
+    run, *at = page.evaluate(MIDDLE)
+    page.touchscreen.tap(*at)
+    page.wait_for_timeout(CLICKS_MS)
+    assert page.url.endswith(f"&marked={run}")

@@ -55,8 +55,11 @@ function runOf(row, figureOf) {
   return figureOf(chart)?.data.find(({ meta }) => meta?.run && meta.label === name)?.meta.run;
 }
 
+const SAME_TAP_MS = 1000;
+
 /* Calls `redraw` after each change. `figureOf` gives the figure of a chart's element. */
 export function followMarks(figureOf, redraw) {
+  let touched = -Infinity; // when a finger last clicked
   document.addEventListener("click", ({ target }) => {
     const row = target.closest(".marks-lines tbody tr, .chart[data-chart] .chart-data tbody tr");
     if (!row || target.closest("a, button, input, summary") || String(getSelection())) return;
@@ -70,7 +73,11 @@ export function followMarks(figureOf, redraw) {
     const box = target.querySelector(".chart-box");
     if (!box.layout?.meta?.axes) return;
     box.removeAllListeners("plotly_click"); // of the drawing before
-    box.on("plotly_click", ({ points }) => {
+    box.on("plotly_click", ({ points, event }) => {
+      // Of a tap the browser makes a second click, by a mouse: it would take the mark off again.
+      const byTouch = event.type.startsWith("touch");
+      if (byTouch) touched = event.timeStamp;
+      else if (event.timeStamp - touched < SAME_TAP_MS) return;
       const run = points[0]?.data.meta?.run;
       if (run) toggle(run);
     });
