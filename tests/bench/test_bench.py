@@ -30,7 +30,8 @@ RELATIVE = 1e-6
 """Largest relative difference of the losses after the same steps in fp32."""
 
 
-@pytest.mark.parametrize("name", ["ddp", *(pytest.param(n, marks=pytest.mark.full) for n in duel.SPLITS if n != "ddp")])
+@pytest.mark.full
+@pytest.mark.parametrize("name", duel.SPLITS)
 def test_both_contestants_train_the_same(name: str) -> None:
     result = duel.run(name, rounds=1)
     assert result["loss_difference"] <= RELATIVE and result["goals"][-1]["met"]

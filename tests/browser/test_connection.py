@@ -66,6 +66,7 @@ def test_a_server_without_news_is_said(page: Page) -> None:
     expect(said).to_be_visible()
 
 
+@pytest.mark.full
 def test_a_broker_that_stands_still_is_said_until_it_goes_on(
     page: Page, yard: YardProcess, stocked: dict[str, Any]
 ) -> None:

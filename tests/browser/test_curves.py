@@ -55,6 +55,7 @@ def test_smoothing_and_scale_are_drawn_said_and_kept_in_the_address(page: Page, 
     assert "smoothing" not in page.url and "scale" not in page.url
 
 
+@pytest.mark.full
 def test_the_only_line_cannot_be_hidden_for_good(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/runs/{stocked['single']}/?tab=metrics&smoothing=light")
     drawn(page, ["loss"])

@@ -161,6 +161,7 @@ def test_nothing_moves_for_those_who_ask_for_no_motion(
         assert (page.evaluate(moving) == 0) is still
 
 
+@pytest.mark.full
 def test_arrow_keys_choose_a_baseline_and_the_button_sends_it(page: Page, stocked: dict[str, Any]) -> None:
     """Each arrow key chooses the next option of a closed list: none of them may load another page."""
     page.goto(f"/studies/{stocked['study']}/")

@@ -297,6 +297,7 @@ def enabled_after(yard: YardProcess) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("enabled_after")
+@pytest.mark.full
 def test_draining_is_said_before_and_keeps_new_runs_away(
     page: Page, yard: YardProcess, client: httpx.Client, cancel_after: Callable[[int], int]
 ) -> None:

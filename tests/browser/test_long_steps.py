@@ -121,6 +121,7 @@ def test_bars_stand_where_the_axis_says_and_say_what_they_are(
         assert page.evaluate(SAVED) == found["bars"], "the saved picture contains all bars"
 
 
+@pytest.mark.full
 def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
     page: Page, troubles: Troubles, long: dict[str, str]
 ) -> None:

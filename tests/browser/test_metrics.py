@@ -66,6 +66,7 @@ def test_a_later_attempt_takes_the_place_of_the_points_before_it(page: Page, und
     page.unroute_all(behavior="wait")
 
 
+@pytest.mark.full
 def test_a_smoothed_curve_grows_with_its_points(page: Page, under_way: int) -> None:
     page.goto(f"/runs/{under_way}/?tab=metrics&smoothing=light&scale=log")
     drawn(page, ["loss"])

@@ -186,6 +186,7 @@ def test_what_was_typed_beside_a_file_that_is_too_large_is_back(page: Page, tmp_
     expect(form.locator("[name=workers]")).to_have_value("24")
 
 
+@pytest.mark.full
 def test_an_uploaded_text_is_what_the_run_trains_on(
     page: Page, yard: YardProcess, client: httpx.Client, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def test_the_button_of_a_new_run_or_study_is_in_sight_and_covers_no_field_with_t
     expect(page.get_by_role("heading", name=re.compile("Will it run|What will run"))).to_have_count(1)
 
 
+@pytest.mark.full
 def test_a_link_or_an_address_opens_the_section_that_it_leads_to(
     window: Callable[..., Page], session: Any, stocked: dict[str, Any]
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_link_or_an_address_opens_the_section_that_it_leads_to(
     expect(page.locator("#capacity .chart-box")).to_be_visible()
 
 
+@pytest.mark.full
 def test_a_form_in_a_section_leads_back_to_it_open(
     window: Callable[..., Page], session: Any, stocked: dict[str, Any]
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_long_search_is_waited_for_without_a_reload(page: Page, yard: YardProc
     expect(page.get_by_role("heading", name="14.6B: 3 rows")).to_be_visible()
 
 
+@pytest.mark.full
 def test_a_search_is_stopped_and_asked_again(page: Page, yard: YardProcess) -> None:
     analyst = yard.part("manage.py", "analyst")
     analyst.suspend()

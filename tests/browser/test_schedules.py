@@ -52,6 +52,7 @@ def test_a_wrong_number_is_said_beside_its_field(window: Callable[..., Page], se
     expect(page.locator("#verdict")).to_be_visible()
 
 
+@pytest.mark.full
 def test_a_lesson_says_where_to_look_and_leads_to_the_next(window: Callable[..., Page], session: Any) -> None:
     page = window(storage_state=session)
     page.goto("/schedules/")

@@ -94,6 +94,7 @@ def test_what_was_typed_outlives_a_session_that_had_ended(
     expect(page.get_by_label("Name", exact=True)).to_have_value("")
 
 
+@pytest.mark.full
 def test_a_page_that_outlives_its_session_stays_and_goes_on(
     window: Callable[..., Page], yard: YardProcess, troubles: Troubles
 ) -> None:

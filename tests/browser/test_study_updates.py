@@ -92,6 +92,7 @@ def test_a_failed_answer_is_asked_for_again(
         yard.query(TELL.format(run=stocked["runs"][0], study=stocked["study"], what="summary"))
 
 
+@pytest.mark.full
 def test_findings_and_answers_keep_the_focus_when_they_are_made_again(
     page: Page, yard: YardProcess, stocked: dict[str, Any]
 ) -> None:
@@ -139,6 +140,7 @@ def test_each_chart_of_an_ended_study_is_drawn_once(page: Page, yard: YardProces
     assert page.evaluate("() => window.drawn.speedup") == 2
 
 
+@pytest.mark.full
 def test_a_comparison_draws_the_waterfall_as_soon_as_both_runs_have_ended(
     page: Page, yard: YardProcess, client: httpx.Client, stocked: dict[str, Any]
 ) -> None:

@@ -16,6 +16,7 @@ from tests.yard_process import YardProcess
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
+@pytest.mark.full
 def test_what_happens_before_the_stream_is_open_is_not_missed(
     page: Page, yard: YardProcess, client: httpx.Client, cancel_after: Callable[[int], int]
 ) -> None:

@@ -30,11 +30,12 @@ def move(pages: list[Page], what: str) -> None:
         expect(one).not_to_have_text(text, use_inner_text=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("first", "second"),
     [
         pytest.param(LIST, PAGE, id="lists"),
-        pytest.param(PAGE, LIST, id="pages of a run", marks=pytest.mark.full),
+        pytest.param(PAGE, LIST, id="pages of a run"),
     ],
 )
 def test_seven_windows_on_live_pages_share_one_stream_and_outlive_the_one_that_holds_it(

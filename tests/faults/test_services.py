@@ -119,6 +119,7 @@ def test_redis_wants_the_password(deployment: Deployment) -> None:
         stranger.ping()
 
 
+@pytest.mark.full
 def test_a_second_controller_waits_and_takes_over(deployment: Deployment, client: httpx.Client) -> None:
     deployment.start("controller", "second")
     wait_for("a waiting controller", lambda: "another controller is active" in deployment.log("second"))
