@@ -196,12 +196,15 @@ def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
 def _text_start(entry: Entry, reach: float) -> float:
     """Where the text of a row begins: after everything drawn in it, or after its bar if there is room before the
     ideal's tick; and never across the baseline's line."""
-    at, gap = _reach(entry), GAP * reach
-    if entry.speed and entry.ideal and not (entry.status or entry.disturbed):
-        measured = max(_end(entry.speed), entry.at_pace + gap / 2 if entry.at_pace else 0)
-        at = measured if measured + gap + WORD * reach < entry.ideal else at
+    gap = GAP * reach
+    if not entry.speed:
+        return gap
+    measured = max(_end(entry.speed), entry.at_pace + gap / 2 if entry.at_pace else 0)
+    at = max(measured, entry.ideal or 0)
+    if entry.ideal and measured + gap + WORD * reach < entry.ideal and not (entry.status or entry.disturbed):
+        at = measured
     at += gap
-    return 1 + gap if entry.speed and at < 1 < at + WORD * reach else at
+    return 1 + gap if at < 1 < at + WORD * reach else at
 
 
 def _reach(entry: Entry) -> float:

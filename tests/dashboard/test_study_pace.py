@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from dashboard.charts import speedup
 from dashboard.studies import figures, method
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
@@ -68,6 +69,9 @@ def test_speedups_are_told_at_one_pace_where_the_host_had_another(reader: Client
     assert diamonds["x"] == [dp.at_pace] and made_chart.subtitle.endswith(
         "diamond = at the baseline's pace of the host"
     )
+    (words,) = [trace for trace in made_chart.figure["data"] if trace.get("mode") == "text"]
+    begins = words["x"][words["y"].index(*diamonds["y"])]
+    assert begins - dp.at_pace == pytest.approx(1.5 * speedup.GAP * dp.at_pace), "behind the whole diamond"
     at = made_chart.columns.index("at the baseline's pace")
     assert sorted(row[at] for row in made_chart.rows) == ["", "", "", ratio_text(dp.at_pace)]
     page = html.unescape(plain(reader.get(f"/studies/{made.pk}/").content.decode()))
