@@ -26,8 +26,10 @@ def saved(yard: YardProcess, client: httpx.Client) -> Any:
     return run
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("width", "split"), [(1440, "Tensor parallel"), (390, "Pipeline stages")])
+@pytest.mark.parametrize(
+    ("width", "split"),
+    [(1440, "Tensor parallel"), pytest.param(390, "Pipeline stages", marks=pytest.mark.full)],
+)
 def test_text_is_generated_from_a_run(page: Page, saved: Any, width: int, split: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(f"/runs/{saved}/")
