@@ -60,7 +60,8 @@ MADE = {200: s.Envelope[s.RunDetail], 201: s.Envelope[s.RunDetail]}
 @router.post("", auth=SUBMIT, response={**MADE, **s.refusals(400, 401, 403, 413, 422)})
 def submit(request: HttpRequest, payload: s.SubmitIn, key: Key = None) -> Any:
     """Queues a run, of its own or after the others of a `study`. 422 with a message by field if the spec is invalid, or
-    no worker has the devices or the memory. `meta.warnings`: what New run would have warned of."""
+    no worker has the devices or the memory. `meta.warnings`: what New run would have warned of; none when a
+    key is sent again."""
     require_member(request)
     study, asked = _study(payload), _submission(payload)
 
@@ -70,7 +71,8 @@ def submit(request: HttpRequest, payload: s.SubmitIn, key: Key = None) -> Any:
         return joining.submit(owner=request.user, study=study, request=asked, also=also)
 
     status, run = made_once(request, key, payload.model_dump_json().encode(), RUNS, make)
-    return Status(status, {"data": detail(run), "meta": {"warnings": submission.warnings(run)}})
+    warned = submission.warnings(run) if status == 201 else []  # what would be said of an earlier one now is no answer
+    return Status(status, {"data": detail(run), "meta": {"warnings": warned}})
 
 
 def _submission(payload: s.SubmitIn) -> submission.Submission:

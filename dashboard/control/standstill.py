@@ -24,7 +24,7 @@ def explained(attempt: Attempt, report: multi_host.Report) -> multi_host.Report:
         places = {rank: (int(at["step"]), str(at["op"])) for rank, at in told.items() if at.get("op")}
         layout, host = Layout.of(RunSpec.stored(attempt.run.spec)), partial(multi_host.worker_of, attempt.devices)
         said = who_waits.sentence(places, layout, host)
-    except (LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         log.warning("attempt %d: not known which rank waits for which: %r", attempt.pk, error)
         return report
     return {**report, "detail": f"{report['detail']} {said}".strip()}

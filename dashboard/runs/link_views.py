@@ -41,7 +41,7 @@ def context(request: HttpRequest) -> dict[str, Any]:
     """The template context: what is known of the fleet's links, and the values of the form."""
     names = list(reporting().filter(across_hosts=True).order_by("name").values_list("name", flat=True))
     found = [linking.Known.of(row) for row in host_links.newest()]
-    asked = [request.GET.get(key, "").strip()[:200] for key in ("first", "second")]
+    asked = [request.GET.get(key, "").replace("\x00", "").strip()[:200] for key in ("first", "second")]
     chosen = asked if all(asked) else linking.next_pair(names, found)
     hosts = linking.hosts(names, chosen)
     return {"links": found, "link_hosts": hosts, "chosen": chosen, "may_time": may_submit(request.user)}

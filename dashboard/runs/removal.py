@@ -120,8 +120,13 @@ def _keep_baselines(runs: Sequence[Run]) -> None:
     """A study whose baseline goes keeps the setting of it, where another run of that is left."""
     going = [run.pk for run in runs]
     for study in Study.objects.filter(baseline__in=going).select_related("baseline"):
+        gone = study.baseline
+        assert gone is not None
         left = list(study.runs.exclude(pk__in=going).defer("spec"))
-        Study.objects.filter(pk=study.pk).update(baseline=stands_for(study.baseline, left))
+        kept = stands_for(gone, left)
+        Study.objects.filter(pk=study.pk).update(baseline=kept)
+        instead = f"; “{kept.name}” is it now" if kept else ""
+        study.events.create(kind="baseline", text=f"The baseline “{gone.name}” was deleted{instead}.")
 
 
 def _pass_on(runs: Sequence[Run]) -> None:

@@ -68,11 +68,11 @@ def _length(a: SchedulePreview, b: SchedulePreview) -> str:
     if a.length == b.length:
         return f"{_counted(units(a.length))}: {name(a)} and {name(b)} take equally long."
     fast, slow = sorted((a, b), key=lambda made: made.length)
-    ratio = slow.length / fast.length
-    if ratio < 1.005:
+    ratio = significant(slow.length / fast.length)
+    if ratio == "1":
         return f"{name(fast)} is less than 1 % faster than {name(slow)}."
     return (
-        f"{name(fast)} is {significant(ratio)} times as fast as {name(slow)}: "
+        f"{name(fast)} is {ratio} times as fast as {name(slow)}: "
         f"{significant(fast.working)} of {fast.devices} devices busy, not {significant(slow.working)}."
     )
 

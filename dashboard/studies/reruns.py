@@ -27,7 +27,7 @@ from dashboard.studies import fit
 from dashboard.studies.labels import numbered
 from dashboard.studies.models import Study
 from parallel_core.analysis.disturbance import is_quiet
-from parallel_core.analysis.quantities import listed_text
+from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.spec import RunSpec
 from workers.contract import task_of
 
@@ -145,7 +145,11 @@ def run_again(
                 if requests and study.kind == fit.KIND:
                     fit.search_on(locked)
                 queueing.follow(locked, prepared.runs, user)
-                return runs.write(prepared)
+                written = runs.write(prepared)
+                if written:
+                    text = f"{user.get_username()} ran {plural_text(len(written), 'run')} again."
+                    locked.events.create(kind="again", text=text, actor=user)
+                return written
         why.clear()
     return []
 

@@ -41,6 +41,8 @@ def loss_text(value: float) -> str:
 def bytes_text(count: float, digits: int = 2, zeros: bool = False) -> str:
     """Bytes in the largest binary unit of which there is at least one: `9.2 GiB`, `31 MiB`; more `digits` where a small
     difference is to be seen: `11.69 MiB`; `zeros` as in `significant`."""
+    if not math.isfinite(count):
+        return f"{significant(count)} B"
     power = min(int(math.log2(abs(count)) // 10), len(_BINARY) - 1) if abs(count) >= 1 else 0
     text = _in_unit(count / 1024**power, digits, zeros)
     if abs(float(text)) >= 1024 and power + 1 < len(_BINARY):  # 1023.6 KiB are written as 1 MiB

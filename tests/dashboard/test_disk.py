@@ -98,12 +98,15 @@ def test_a_time_limit_at_which_nothing_could_be_saved_is_told_before(member: Cli
     page = member.post("/runs/new/check", filled(train__max_minutes="5", parallel__dp="4")).content.decode()
     assert f"Its time limit would save nothing.</strong> {said}" in page
     assert warned(member, dp=4) == [f"Its time limit would save nothing. {said}"] and warned(member, dp=2) == []
+    assert warned(member, dp=4, key="once") == [f"Its time limit would save nothing. {said}"]
+    assert warned(member, dp=4, key="once") == [], "its run is queued already"
     Worker.objects.update(shared_checkpoints=True)
     assert told(parallel__dp="4") == "" and warned(member, dp=4) == []
 
 
-def warned(member: Client, dp: int) -> list[str]:
+def warned(member: Client, dp: int, key: str = "") -> list[str]:
     """What the API warns of as it queues a run with a time limit."""
     spec = {"parallel": {"dp": dp}, "train": {"global_batch": 16, "max_minutes": 5, "checkpoint_every": 0}}
-    made = member.post("/api/v1/runs", {"spec": spec}, content_type="application/json").json()
+    headers = {"Idempotency-Key": key} if key else {}
+    made = member.post("/api/v1/runs", {"spec": spec}, content_type="application/json", headers=headers).json()
     return list(made["meta"]["warnings"])

@@ -115,6 +115,11 @@ def test_time_again_opens_the_form_with_the_same_pair_although_one_is_silent(
     assert opened() == [("yard-b", "yard-b"), ("yard-c", "yard-c (not in the fleet)")]
 
 
+def test_a_pair_of_what_no_worker_is_called_is_none(member: Client, two_hosts: None) -> None:
+    """PostgreSQL takes no NUL."""
+    assert member.get("/fleet/?first=%00&second=yard-b").context["chosen"] == ["yard-a", "yard-b"]
+
+
 def test_links_of_a_worker_of_an_old_version_are_not_timed(member: Client, two_hosts: None, alice: Any) -> None:
     run = linking.submit(owner=alice, first="yard-a", second="yard-b")
     Worker.objects.filter(name="yard-b").update(tasks=["generate"], version="0.0.1")

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from dashboard.ages import clock
-from dashboard.control import multi_host, sweeps
+from dashboard.control import multi_host, standstill, sweeps
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
@@ -406,6 +406,12 @@ def test_a_standstill_names_the_network_where_one_rank_tells_no_operation(
         "Rank 0 waits for rank 1. Whether rank 1 waits, too, is not known: if so, the network between yard-a and "
         "yard-b may drop packets."
     )
+
+
+@pytest.mark.parametrize("told", [None, "7", ["7"], {"step": "x", "op": "0F0"}])
+def test_places_in_another_form_keep_no_attempt_from_ending(attempt: Attempt, told: Any) -> None:
+    attempt.progress, report = {"0": told, "1": told}, {"cause": "no_progress", "detail": "No rank moved for 60 s."}
+    assert standstill.explained(attempt, report) == report
 
 
 @pytest.fixture

@@ -281,6 +281,10 @@ def test_a_baseline_that_was_run_again_stays_the_studys_when_one_of_its_runs_goe
     removal.delete(runs=[third.pk], user=alice)
     study.refresh_from_db()
     assert study.baseline is None
+    assert [event.text for event in study.history] == [
+        f"The baseline “{second.name}” was deleted; “{third.name}” is it now.",
+        f"The baseline “{third.name}” was deleted.",
+    ]
 
 
 def test_the_api_deletes_what_has_ended(client: Client, alice: Any, bob: Any) -> None:

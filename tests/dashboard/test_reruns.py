@@ -99,6 +99,7 @@ def test_a_baseline_that_was_run_again_stays_the_baseline(study: Study, alice: A
     client = Client()
     client.force_login(alice)
     queued = reruns.run_again(study=study, user=alice)
+    assert [event.text for event in study.history] == [f"alice ran {len(queued)} runs again."]
     view = client.get(f"/studies/{study.pk}/").context["view"]
     assert view.baseline.run == study.baseline, "while the baseline is run again, its first run provides the result"
     assert "has no result yet" not in " ".join(view.verdict)

@@ -74,6 +74,8 @@ def test_sentences_change_with_the_numbers() -> None:
     )
     close = words.comparison([preview("1f1b", 2, 120), preview("interleaved", 2, 120)])
     assert close.startswith("Interleaved is less than 1 % faster than 1F1B. "), "not 1 times as fast"
+    close = words.comparison([preview("1f1b", 2, 133), preview("zb-h1", 2, 133)])
+    assert close.startswith("ZB-H1 is less than 1 % faster than 1F1B. "), "1.005 is written as 1"
     assert words.comparison([preview("naive", 4, 1)]) == "1 of 4 devices are busy on average in Naive layer-wise."
     assert words.comparison([preview("naive", 1, 1)]) == "1 of 1 device is busy on average in Naive layer-wise."
     assert words.finding(preview("naive", 2, 1)).endswith("1 micro-batch kept at most.")

@@ -336,6 +336,7 @@ def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Res
         (figure_text(4.512), "4.51"),
         (figure_text(1234.6), "1\N{NO-BREAK SPACE}235"),
         (bytes_text(0), "0 B"),
+        (bytes_text(float("nan")), "not finite B"),
         (bytes_text(1023), "1023 B"),
         (bytes_text(1023.4 * 1024), "1023 KiB"),
         (bytes_text(1023.6 * 1024), "1 MiB"),
