@@ -177,9 +177,9 @@ def screen(client: httpx.Client, run: int) -> list[float]:
     since, out = -1, []
     with listening(client, f"run:{run}") as lines:
         for line in lines:
-            if not line.startswith("data: {") or line == "data: {}":
+            if not line.startswith("data: {"):
                 continue
-            what = set(json.loads(line[6:])["what"])
+            what = set(json.loads(line[6:]).get("what", ()))  # `hello` and `beat` say none
             if what & {"points", "*"}:
                 found = client.get(f"/runs/{run}/data/points.json", params={"since": since}).json()["series"]
                 now = time.time()
