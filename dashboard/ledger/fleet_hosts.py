@@ -3,6 +3,7 @@ what is known of their links."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,11 +12,14 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import host_links
 from dashboard.ledger.models import LinksBetween
 from dashboard.runs.run_files import Files
-from dashboard.runs.spreading import asked, expected, most_memory
+from dashboard.runs.spreading import asked, expected, given, most_memory, several
 from parallel_core.plan.room import Room
 from parallel_core.rules import divisors
 from parallel_core.searches.splits import Placement
 from parallel_core.spec import RunSpec
+
+Placed = tuple[tuple[str, ...], Room | None]
+"""The host of each rank of a run, () on one host, and the room on each of its devices, None if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,13 @@ class FleetHosts:
 
     @cached_property
     def placements(self) -> list[Placement]:
-        """Where runs would be placed, for each number of devices and width of tensor groups."""
-        out = []
-        for (world, tp), request in self._requests.items():
-            hosts, room = expected(request, self.fleet), self.rooms.get((world, tp))
-            out.append(Placement(world=world, tp=tp, hosts=tuple(hosts), memory=room.usable if room else None))
-        return out
+        """Where runs would be placed, for each number of devices and width of tensor groups: those that need more
+        memory can be on other hosts."""
+        return [
+            Placement(world=world, tp=tp, hosts=hosts, memory=room.usable if room else None)
+            for (world, tp), found in self._placed.items()
+            for hosts, room in found
+        ]
 
     @cached_property
     def _requests(self) -> dict[tuple[int, int], Request]:
@@ -51,12 +56,39 @@ class FleetHosts:
         return {(world, tp): replace(request, devices=world, unit=tp) for world, tp in sizes}
 
     @cached_property
-    def rooms(self) -> dict[tuple[int, int], Room]:
-        """The room on each device of such a run, as in the check of a new run; without those of which it is not
-        known."""
-        kind = self.spec.train.device
-        found = {key: Room.on(self.memory or most_memory(one, self.fleet), kind) for key, one in self._requests.items()}
-        return {key: room for key, room in found.items() if room is not None}
+    def rooms(self) -> list[Room]:
+        """The most room on each device of such runs, without those of which it is not known."""
+        return [room for found in self._placed.values() if (room := found[-1][1])]
+
+    @cached_property
+    def _placed(self) -> dict[tuple[int, int], list[Placed]]:
+        return {key: [*self._by_need(request)] or [self._anyhow(request)] for key, request in self._requests.items()}
+
+    def _by_need(self, request: Request) -> Iterator[Placed]:
+        """Where such a run would be placed if it needed what the smallest of the fleet's devices have, then more."""
+        found: Placed | None = None
+        for size in self._sizes:
+            shares = given(replace(request, memory=size), self.fleet)
+            if not shares:
+                break
+            hosts = tuple(several([share.host for share in shares for _ in share.devices]))
+            if found and found[0] != hosts:
+                yield found
+            found = hosts, Room.on(size, request.kind)
+        if found:
+            yield found
+
+    def _anyhow(self, request: Request) -> Placed:
+        """Where such a run would be placed, on devices of the memory that was asked for, or if too few that are known
+        take runs."""
+        room = Room.on(self.memory or most_memory(request, self.fleet), request.kind)
+        return tuple(expected(request, self.fleet)), room
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Bytes of the devices that take runs, each size once, the smallest first; none if a memory was asked for."""
+        open_ones = [] if self.memory else [host for host in self.fleet.idle() if host.open]
+        return sorted({size for host in open_ones for size in host.memory.get(self.spec.train.device, {}).values()})
 
     @cached_property
     def _pairs(self) -> list[host_links.Pair]:

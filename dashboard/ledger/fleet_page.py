@@ -171,9 +171,7 @@ class FleetPage:
     def each(self) -> str:
         """The memory of the devices as text: from those of a run on all of them to those of a run on one; '' if
         unknown."""
-        rooms = sorted(
-            [*self._hosts.rooms.values()] or ([self._room] if self._room else []), key=lambda room: room.whole
-        )
+        rooms = sorted(self._hosts.rooms or ([self._room] if self._room else []), key=lambda room: room.whole)
         if not rooms:
             return ""
         least, most = rooms[0], rooms[-1]

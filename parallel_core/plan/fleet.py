@@ -73,7 +73,7 @@ class Splits:
         return pareto_front(self.able, _measures)
 
 
-def on_one_host(spec: RunSpec) -> Where:
+def on_one_host(spec: RunSpec, needs: int) -> Where:
     """Placement of all ranks on one host."""
     return ALONE
 
@@ -88,25 +88,24 @@ def splits(
     devices: int,
     memory: Callable[[RunSpec], float | None] = unlimited,
     on_progress: ProgressCallback = silent,
-    placed: Callable[[RunSpec], Where] = on_one_host,
+    placed: Callable[[RunSpec, int], Where] = on_one_host,
 ) -> Splits:
     """Ways to train the model of `spec` with its batch on at most `devices` devices: all degrees of parallelism, with
     some numbers of micro-batches.
 
     The fastest pipeline is also tried with an order searched for it. `memory`: bytes for tensors of each device of a
-    run (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks; `on_progress`: progress callback (ways
-    judged, ways in all).
+    run (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks, each of which needs so many bytes at most;
+    `on_progress`: progress callback (ways judged, ways in all).
     """
     tried = list(_candidates(spec, min(devices, MOST_DEVICES)))
     found = []
     for done, one in enumerate(tried):
         on_progress(done, len(tried))
-        found.append(_judged(one, table, memory(one), placed(one)))
+        found.append(_judged(one, table, memory(one), placed))
     able = [split for split in found if not split.why_not]
     pipelines = [split for split in sorted(able, key=_measures) if split.spec.parallel.pp > 1]
     if pipelines:
-        first = pipelines[0].spec
-        able += _searched(first, table, memory(first), placed(first))
+        able += _searched(pipelines[0], table, memory(pipelines[0].spec), placed)
     refused = [split for split in found if split.why_not]
     return Splits(tuple(sorted(able, key=_measures)), tuple(refused))
 
@@ -144,12 +143,12 @@ def _run(spec: RunSpec, parallel: dict[str, Any]) -> RunSpec:
     return RunSpec.model_validate(spec.model_dump() | {"parallel": parallel})
 
 
-def _judged(spec: RunSpec, table: CostTable, limit: float | None, where: Where) -> Split:
+def _judged(spec: RunSpec, table: CostTable, limit: float | None, placed: Callable[[RunSpec, int], Where]) -> Split:
     name, needs = _name(spec), worst_stage(spec).total
     if limit is not None and needs > limit:
         return Split(name, spec, None, needs, "too large")
     try:
-        return Split(name, spec, predict_step(spec, table, where=where).seconds, needs)
+        return Split(name, spec, predict_step(spec, table, where=placed(spec, needs)).seconds, needs)
     except CannotPredict as error:
         return Split(name, spec, None, needs, str(error))
 
@@ -159,14 +158,19 @@ def _name(spec: RunSpec) -> str:
     return f"{label(spec)}, {many} micro-batches" if spec.parallel.pp > 1 else label(spec)
 
 
-def _searched(spec: RunSpec, table: CostTable, limit: float | None, where: Where) -> list[Split]:
+def _searched(
+    split: Split, table: CostTable, limit: float | None, placed: Callable[[RunSpec, int], Where]
+) -> list[Split]:
+    """Orders found for the split's micro-batches, on the hosts where it would be, that fit there."""
+    where, many = placed(split.spec, split.memory), split.spec.parallel.micro_batches
     try:
-        rows = ordered(spec, table, effort=_EFFORT, where=where)
+        rows = ordered(split.spec, table, effort=_EFFORT, where=where)
     except OrderError:
         return []
-    many = spec.parallel.micro_batches
     return [
         Split(f"PP-{row.name}, {many} micro-batches", row.spec, row.seconds, row.memory)
         for row in rows
-        if row.found is not None and (limit is None or row.memory <= limit)
+        if row.found is not None
+        and (limit is None or row.memory <= limit)
+        and placed(row.spec, row.memory) == where  # else its time would be that of other hosts
     ]

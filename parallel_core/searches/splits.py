@@ -14,8 +14,8 @@ from parallel_core.spec import RunSpec
 
 
 class Placement(Value):
-    """The devices of a run of `world` ranks in tensor-parallel groups of `tp`: the host of each rank, where these are
-    several, and the bytes for tensors of each device, where they are known."""
+    """The devices of a run of `world` ranks in tensor-parallel groups of `tp` that needs at most `memory` bytes for the
+    tensors of a rank (None: however many): the host of each rank, where these are several."""
 
     world: int
     tp: int
@@ -26,8 +26,9 @@ class Placement(Value):
 class Question(Value):
     """Splits over at most `devices` devices.
 
-    `placements`: of runs, which without one are on a single host; `memory`: bytes for tensors of each device where
-    these do not say (None: unlimited). `between`: measured links between hosts.
+    `placements`: of runs, which without one are on a single host; of runs alike those that need less come first.
+    `memory`: bytes for tensors of each device where these do not say (None: unlimited). `between`: measured links
+    between hosts.
     """
 
     spec: RunSpec
@@ -70,15 +71,18 @@ class Answer(Value):
 
 def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer:
     """Predicts all splits from the table."""
-    placements = {(each.world, each.tp): each for each in question.placements}
+    placements: dict[tuple[int, int], list[Placement]] = {}
+    for each in question.placements:
+        placements.setdefault((each.world, each.tp), []).append(each)
 
-    def placed(spec: RunSpec) -> Where:
-        found = placements.get((spec.parallel.world, spec.parallel.tp))
-        return Where(found.hosts, question.between) if found and found.hosts else ALONE
+    def placed(spec: RunSpec, needs: int) -> Where:
+        able = placements.get((spec.parallel.world, spec.parallel.tp), [])
+        hosts = next((each.hosts for each in able if each.memory is None or needs <= each.memory), ())
+        return Where(hosts, question.between) if hosts else ALONE
 
     def memory(spec: RunSpec) -> float | None:
-        found = placements.get((spec.parallel.world, spec.parallel.tp))
-        return question.memory if found is None or found.memory is None else found.memory
+        able = placements.get((spec.parallel.world, spec.parallel.tp))
+        return question.memory if not able or able[-1].memory is None else able[-1].memory
 
     found = splits(question.spec, question.table, question.devices, memory, on_progress, placed)
     front = found.pareto()
@@ -90,7 +94,7 @@ def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer
             seconds=split.seconds or 0.0,
             memory=split.memory,
             best=split in front,
-            hosts=tuple(dict.fromkeys(placed(split.spec).hosts)),
+            hosts=tuple(dict.fromkeys(placed(split.spec, split.memory).hosts)),
         )
         for split in found.able
     ]

@@ -12,6 +12,7 @@ from django.apps import apps
 from django.test import Client
 from django.utils import timezone
 
+from dashboard.control.hosts import Request
 from dashboard.fleet.models import Worker
 from dashboard.ledger import recalibration, replays, selectors
 from dashboard.ledger.fleet_page import FleetPage
@@ -21,6 +22,7 @@ from dashboard.runs import services, states, submission
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.panel import Panel
 from dashboard.runs.spec_fields import from_spec
+from dashboard.runs.spreading import expected
 from dashboard.studies.entries import shared_room
 from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.spec import RunSpec
@@ -164,6 +166,27 @@ def test_a_split_for_this_fleet_has_the_memory_of_the_devices_that_it_would_have
     said = " of 400 MiB to 4 GiB less 300 MiB for the framework"
     assert page(None) == (said, {1: large, 2: large, 3: small, 4: small, 5: small})
     assert page(1000) == (" of 1000 MiB less 300 MiB for the framework", dict.fromkeys(range(1, 6), 700 << 20))
+
+
+def test_a_split_for_this_fleet_is_on_the_hosts_that_have_the_memory_it_needs(profile: Profile, alice: Any) -> None:
+    """Four devices: with little memory those of one host, with more those of two others; a draining one has none."""
+    sizes = {"yard-a": 4096, "yard-b": 4096, "yard-c": 400, "yard-d": 9000}
+    for name, count in {"yard-c": 4, "yard-d": 4}.items():
+        factory.worker(name, devices=count)
+    for worker in Worker.objects.all():
+        worker.devices = [{**device, "memory_total": sizes[worker.name] << 20} for device in worker.devices]
+        worker.draining = worker.name == "yard-d"
+        worker.save()
+    asked = FleetPage({"profile": profile, "devices": 4, "memory": None, "optimizer": ""}, profile.asked_by)
+    found = [
+        (each["memory"], sorted(set(each["hosts"])))
+        for each in asked.search.question["placements"]
+        if each["world"] == 4 and each["tp"] == 1
+    ]
+    assert found == [((400 - 300) << 20, []), ((4096 - 300) << 20, ["yard-a", "yard-b"])]
+    for memory, hosts in found:
+        run = Request(0, 4, "cpu", memory=memory + (300 << 20))
+        assert sorted(set(expected(run))) == hosts, "as a run that needs so much is placed"
 
 
 def test_what_settles_nothing_says_why_and_what_to_do(profile: Profile, member: Client, alice: Any) -> None:

@@ -89,12 +89,12 @@ def test_splits_that_no_host_can_hold_are_predicted_where_they_would_be() -> Non
     predicted across hosts, too.
     """
     where = Where(["a", "b"], [between("a", "b")])
-    over = splits(SPEC, COSTS, 2, placed=lambda spec: where if spec.parallel.world > 1 else ALONE)
+    over = splits(SPEC, COSTS, 2, placed=lambda spec, needs: where if spec.parallel.world > 1 else ALONE)
     assert {split.spec.parallel.world for split in over.able} == {1, 2}
     for split in over.able:
         wide = split.spec.parallel.world > 1
         assert split.seconds == predict_step(split.spec, COSTS, where=where if wide else ALONE).seconds
     assert any(split.spec.parallel.schedule == "custom" for split in over.able)
-    never = splits(SPEC, COSTS, 2, placed=lambda spec: Where(["a", "c"][: spec.parallel.world], where.between))
+    never = splits(SPEC, COSTS, 2, placed=lambda spec, needs: Where(["a", "c"][: spec.parallel.world], where.between))
     assert {split.spec.parallel.world for split in never.able} == {1}
     assert any("between a and c were never timed" in split.why_not for split in never.refused)

@@ -28,8 +28,11 @@ from parallel_core.searches import bubbles as bubbles_kind
 from parallel_core.searches import partition as partition_kind
 from parallel_core.searches import splits as splits_kind
 from parallel_core.searches.__main__ import work
+from parallel_core.simulate.network import ALONE, Where
+from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import curve, table
+from tests.parallel_core.test_network import between
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
 SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
@@ -63,6 +66,24 @@ def test_splits_are_held_to_the_memory_of_their_own_devices() -> None:
     found = splits_kind.Answer.model_validate(last["answer"])
     most = {count: max(way.memory for way in found.able if way.devices == count) for count in (1, 2)}
     assert most[1] == alone and most[2] <= alone / 2
+
+
+def test_splits_that_need_more_are_timed_on_the_hosts_that_have_it() -> None:
+    """Two devices with little memory are on one host, two with more on two: each split has the hosts of its need."""
+    at = sorted(split.memory for split in splits(SPEC, table(MODEL), 2).able if split.spec.parallel.world == 2)
+    little = at[len(at) // 2]
+    apart = {"memory": max(at), "hosts": ["a", "b"]}
+    placed = [{"world": 2, "tp": tp, **how} for tp in (1, 2) for how in ({"memory": little}, apart)]
+    links = [between("a", "b").model_dump(mode="json")]
+    *_, last = said("splits", {**PROFILED, "devices": 2, "placements": placed, "between": links})
+    found = splits_kind.Answer.model_validate(last["answer"])
+    for split in found.able:
+        far = split.devices == 2 and split.memory > little
+        where = Where(["a", "b"], [between("a", "b")]) if far else ALONE
+        assert split.hosts == (("a", "b") if far else ())
+        spec = RunSpec.model_validate(split.spec)
+        assert split.seconds == predict_step(spec, table(MODEL), where=where).seconds
+    assert len({split.hosts for split in found.able}) == 2
 
 
 def test_splits_tell_how_far_they_are() -> None:
