@@ -8,12 +8,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.atomic_file import NO_SPACE
 from parallel_core.cli import fields, fit, images, models, order, partition, plan, profile, schedule, train
 from parallel_core.cli.common import CommandError
 from parallel_core.cli.numbers import target, whole
 from parallel_core.cli.output import drop_unread, say
 from parallel_core.launch import ServerLost
+from parallel_core.observe.cores import cores
 from parallel_core.observe.gpus import AmbiguousGpus
 
 
@@ -73,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
 def _calibrate(options: argparse.Namespace) -> int:
     from parallel_core.calibrate import CalibrationFailed, calibrate
 
+    if options.device == "cpu" and options.index >= (count := len(cores())):
+        raise CommandError(
+            f"--index {options.index}: this host has {plural_text(count, 'CPU device')}, numbered from 0"
+        )
     try:
         print(json.dumps(calibrate(options.device, options.index)))
     except CalibrationFailed as error:

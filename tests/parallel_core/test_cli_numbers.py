@@ -13,6 +13,7 @@ from parallel_core.checkpoint.manifest import Manifest
 from parallel_core.cli import main, models
 from parallel_core.cli.common import CommandError
 from parallel_core.limits import NO_PROGRESS_S
+from parallel_core.observe.cores import cores
 from parallel_core.spec import RunSpec
 
 
@@ -101,6 +102,12 @@ def test_more_ranks_than_a_host_can_bear_are_refused(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().err
     assert "parallel.dp x tp x pp makes 16,384 ranks" in said and "at most; use fewer" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cpu_device_that_is_not_there_is_not_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+    count = len(cores())
+    assert main(["calibrate", "--index", str(count)]) == 2
+    assert f"--index {count}: this host has {count} CPU device" in capsys.readouterr().err
 
 
 def test_more_ranks_than_a_host_can_bear_are_not_profiled(capsys: pytest.CaptureFixture[str]) -> None:
