@@ -74,6 +74,9 @@ ARRIVES_WITHIN = timedelta(minutes=1)
 class Run(models.Model):
     """One training run as users see it. The newest attempt does the work; this row holds the state of the run."""
 
+    warnings: tuple[str, ...] = ()
+    """What was warned of when it was checked, of one that has just been queued (`submission.prepare`); not stored."""
+
     name = models.CharField(max_length=120)
     uid = models.CharField(max_length=32, blank=True, default=new_uid, editable=False)
     """Tells it from a run to which another database, or a backup that is restored, gives the same number

@@ -75,6 +75,11 @@ class Assessment:
     def label(self) -> str:
         return label(self.spec) if self.spec else ""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The WARNINGS that there are, with what each means."""
+        return tuple(f"{what} {said}" for name, what in WARNINGS.items() if (said := getattr(self, name)))
+
 
 def _device(check: FleetCheck) -> Room | None:
     """The room on the devices that a run with this check `with_need` would have; None if it is not known."""
@@ -139,18 +144,6 @@ def _warned(
     }
 
 
-def warnings(run: Run) -> list[str]:
-    """What the form of a new run would have warned of, of one that has just been queued."""
-    spec, fleet = RunSpec.stored(run.spec), FleetSnapshot.now().narrowed(run.chosen_devices)
-    if spec.parallel.world > services.MAX_PREDICTED_RANKS:
-        return []
-    named = run.resume_run_id, run.resume_step
-    begins: ResumeFrom | None = {"run": named[0], "step": named[1]} if named[0] and named[1] else None
-    check = with_need(spec, fleet_check(spec, fleet, begins=begins, host_count=run.host_count))
-    found = _warned(spec, check.errors, check, chosen(check.asks, check.fleet), begins)
-    return [f"{what} {found[name]}" for name, what in WARNINGS.items() if found[name]]
-
-
 def _judged(spec: RunSpec, check: FleetCheck, device: Room | None) -> tuple[Feasibility, int]:
     """Returns whether it fits on such devices, with the workers that are left out, and the bytes that a rank may
     use."""
@@ -178,7 +171,8 @@ class Submission(TypedDict, total=False):
 def submit(*, owner: Any, also: services.Also = services.nothing_else, **request: Unpack[Submission]) -> Run:
     """Queues the run if there is no objection; `also` gets it.
 
-    Raises services.Invalid with every wrong field, PermissionDenied for viewers.
+    Raises services.Invalid with every wrong field, PermissionDenied for viewers. The run that is returned has the
+    `warnings` of what was checked.
     """
     return services.write_one(prepare(owner, request), also)
 
@@ -193,7 +187,9 @@ def prepare(owner: Any, request: Submission, study: Any = None) -> services.Prep
     asked = {**request, "anyway": bool(found.memory_error) and not _cap_binds(found)}
     alone = study is not None and not study.side_by_side
     joins: services.RunRequest = {"study": study, "exclusive": alone, **asked}  # type: ignore[typeddict-item]
-    return services.prepare(owner=owner, requests=[joins])
+    prepared = services.prepare(owner=owner, requests=[joins])
+    prepared.runs[0].warnings = found.warnings
+    return prepared
 
 
 def _against(found: Assessment, anyway: bool) -> dict[str, str]:

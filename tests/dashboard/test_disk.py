@@ -5,11 +5,13 @@ fit.
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.test import Client
 
 from dashboard.fleet.models import Worker
+from dashboard.runs import submission
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.checkpoint_size import checkpoint_bytes
 from parallel_core.spec import RunSpec
@@ -102,6 +104,13 @@ def test_a_time_limit_at_which_nothing_could_be_saved_is_told_before(member: Cli
     assert warned(member, dp=4, key="once") == [], "its run is queued already"
     Worker.objects.update(shared_checkpoints=True)
     assert told(parallel__dp="4") == "" and warned(member, dp=4) == []
+
+
+def test_a_run_is_checked_once_also_for_what_the_api_warns_of(member: Client) -> None:
+    factory.worker("yard-a")
+    with patch.object(submission, "fleet_check", wraps=submission.fleet_check) as checked:
+        assert warned(member, dp=1) == []
+    assert checked.call_count == 1
 
 
 def warned(member: Client, dp: int, key: str = "") -> list[str]:
