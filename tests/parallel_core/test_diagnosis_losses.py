@@ -149,6 +149,17 @@ def test_a_rate_that_jumped_is_the_cause_whatever_the_schedule_and_the_precision
     assert high.change == "Train at train.lr, 0.0003."
 
 
+@pytest.mark.parametrize("begins", [0, 200])
+def test_a_rate_that_jumped_after_the_lowest_mean_is_the_cause(begins: int) -> None:
+    """The loss rises a step after the rate, and the lowest mean of several losses may be of earlier ones."""
+    loss = np.concatenate([np.linspace(5.5, 4.7, 18), [4.9, 4.8, 4.9], np.full(19, 25.0)])
+    rates = np.where(np.arange(40) < 20, 3e-4, 0.9)
+    case = healthy(spec(), loss=loss, lr=rates, loss_steps=np.arange(begins, begins + 40))
+    (jump,) = [one for one in diagnose(case) if one.rule == "divergence"]
+    assert jump.title.endswith("times its lowest: the loss has sprung up.")
+    assert jump.evidence.endswith(f"The learning rate jumped from 0.0003 to 0.9 at step {begins + 20}.")
+
+
 def test_a_gradient_norm_of_many_digits_has_an_exponent() -> None:
     grown = np.where(np.arange(40) < 25, 1.0, 4.42e10)
     (rate,) = diagnose(healthy(spec(), loss=np.where(np.arange(40) < 25, 3.0, np.nan), grad_norm=grown))

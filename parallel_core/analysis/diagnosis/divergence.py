@@ -95,11 +95,12 @@ def _usual(loss: Floats) -> float:
 
 
 def _sprung(case: Case) -> tuple[float, int] | None:
-    """(lowest mean, index where the loss left it) if the loss ended far above."""
+    """(lowest mean, index of the first loss far above it, up to which its cause is sought) if it ended so."""
     if len(case.loss) < POINTS:
         return None
     means = np.convolve(case.loss, np.ones(MEAN) / MEAN, "valid")
-    low, at, first = float(means.min()), int(means.argmin()) + MEAN - 1, float(case.loss[0])
+    low, low_at, first = float(means.min()), int(means.argmin()) + MEAN - 1, float(case.loss[0])
+    at = low_at + int((case.loss[low_at:] >= SPRING * low).argmax())
     if _first_step(case) > 0:
         return ((low, at) if low < first else (first, 0)) if risen_since(case.loss) else None
     last = case.loss[-LAST:]
