@@ -38,13 +38,14 @@ class Reach(NamedTuple):
     """When a run's smoothed loss reached the target: `step` and `seconds` from the end of the first step, None if it
     never did.
 
+    `least` = its lowest smoothed loss, None where it has fewer losses than are averaged;
     `others` = the share of one of its devices that other processes used, if they disturbed the run; else 0. `goes_on` =
     it still trains, so that it may reach the target later.
     """
 
     label: str
     family: str
-    least: float
+    least: float | None
     step: int | None
     seconds: float | None
     baseline: bool = False
@@ -157,13 +158,14 @@ def _disturbed(*runs: Reach) -> str:
 
 def _row(run: Reach, base: float | None) -> list[str]:
     disturbed = percent_text(run.others) if run.others else ""
+    lowest = "too few losses" if run.least is None else significant(run.least, 4, zeros=True)
     if run.seconds is None:
         no = "not yet" if run.goes_on else "never"
-        return [run.label, significant(run.least, 4, zeros=True), no, no, "", disturbed]
+        return [run.label, lowest, no, no, "", disturbed]
     ratio = ratio_text(base / run.seconds) if base and run.seconds else ""
     return [
         run.label,
-        significant(run.least, 4, zeros=True),
+        lowest,
         str(run.step),
         seconds_text(run.seconds, zeros=True),
         ratio,

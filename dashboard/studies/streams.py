@@ -105,8 +105,8 @@ def race(view: Overview, target: float | None = None) -> Race:
     rows = [row for row in view.rows if not row.entry.ended and len(view.losses.of(row.run))]
     points = {row.run.pk: view.losses.of(row.run) for row in rows}
     over = window(len(own) for own in points.values())
-    lows = {pk: least(own["value"], over) for pk, own in points.items()}
-    finite = [low for low in lows.values() if np.isfinite(low)]
+    lows = {pk: least(own["value"], over) if len(own) >= over else None for pk, own in points.items()}
+    finite = [low for low in lows.values() if low is not None and np.isfinite(low)]
     goal = target if target is not None else max(finite, default=None)
     ends = {pk: None if goal is None else reached(own["value"], goal, over) for pk, own in points.items()}
     times = series_of([row.run for row in rows if ends[row.run.pk] is not None], "step_time", view.losses)

@@ -256,6 +256,18 @@ def test_title_and_speedup_are_those_of_the_numbers() -> None:
     assert "disturbed" not in chart.subtitle and {row[-1] for row in chart.rows} == {""}
 
 
+def test_a_run_with_fewer_losses_than_are_averaged_has_too_few_of_them(study: Study) -> None:
+    """Each is finite, so that it is not their mean that is not."""
+    short = factory.finished(study.owner, train={"steps": 4, "warmup_steps": 0}, study=study, position=9, name="short")
+    view = overview(study.runs.all(), study.baseline)
+    found = streams.race(view)
+    assert found.reaches[short.pk].least is None and found.goal is not None
+    rows = target.chart(list(found.reaches.values()), found.goal, found.over).rows
+    assert [row[1:4] for row in rows if row[0] == "short"] == [["too few losses", "never", "never"]]
+    diverged = Reach("A", "pp", np.inf, None, None)
+    assert target.chart([diverged], 1.25, 5).rows[0][1] == "not finite"
+
+
 def test_more_updates_in_a_step_are_said_with_the_speed_to_a_loss() -> None:
     """They are why an asynchronous pipeline needs fewer steps; its full stages only shorten them."""
     runs = [Reach("A", "pp", 1.0, 40, 4.0, baseline=True), Reach("B", "pp", 0.9, 12, 2.0, updates=4)]
