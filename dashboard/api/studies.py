@@ -21,6 +21,7 @@ from dashboard.runs import run_on as places
 from dashboard.runs.models import Run
 from dashboard.runs.selectors import Filters, list_runs
 from dashboard.runs.services import Also, Invalid
+from dashboard.runs.submission import WARNINGS
 from dashboard.studies import editing, removal, reruns, services
 from dashboard.studies.listing import Listing
 from dashboard.studies.models import Study
@@ -59,7 +60,8 @@ def list_studies(
 )
 def create_study(request: HttpRequest, payload: t.StudyIn, key: Key = None) -> Any:
     """Queues runs as one study, as New study does: those that no worker could run are left out, and `meta.skipped` says
-    why by label. 422 if none is left, or a label is not unique."""
+    why by label. `meta.warnings`: what New study would have warned of, by label; none when a key is sent again. 422 if
+    none is left, or a label is not unique."""
     require_member(request)
 
     def make(also: Also) -> Study:
@@ -75,7 +77,13 @@ def create_study(request: HttpRequest, payload: t.StudyIn, key: Key = None) -> A
         status, study = made_once(request, key, payload.model_dump_json().encode(), STUDIES, make)
     except Invalid as error:
         raise Invalid({"runs" if name == "plan" else name: why for name, why in error.field_errors.items()}) from error
-    return Status(status, {"data": _detail(study), "meta": {"skipped": dict(study.settings.get("skipped", ()))}})
+    said = {"skipped": dict(study.settings.get("skipped", ())), "warnings": _warnings(study)}
+    return Status(status, {"data": _detail(study), "meta": said})
+
+
+def _warnings(study: Study) -> dict[str, list[str]]:
+    """What was warned of when the study was created, by label."""
+    return {name: [f"{WARNINGS['unsaved']} {why}"] for name, why in study.unsaved.items()}
 
 
 @router.get("/{study_id}", auth=READ, response={200: s.Envelope[t.StudyDetail], **s.refusals(*s.SEES)})

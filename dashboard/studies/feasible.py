@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from dashboard.control.hosts import Request
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs.disk import unsaved
 from dashboard.runs.fleet_checks import FleetCheck, fleet_check, with_need
 from dashboard.runs.run_files import Files
+from dashboard.runs.spreading import chosen
 from dashboard.runs.weights import weights_errors
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_beside
@@ -68,7 +70,15 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = m
             kept.append(variant)
             checks[variant.name] = check
     asks = {name: check.asks for name, check in checks.items()}
-    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut, unchecked, uncounted, _waits(checks), asks)
+    said = _waits(checks), _unsaved(kept, asks, fleet)
+    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut, unchecked, uncounted, *said, asks)
+
+
+def _unsaved(kept: Iterable[Variant], asks: Mapping[str, Request], fleet: FleetSnapshot) -> dict[str, str]:
+    """Why variants that train would save nothing at their time limit, by name."""
+    timed = [one for one in kept if one.spec.train.max_minutes and not one.task]
+    said = {one.name: unsaved(one.spec, chosen(asks[one.name], fleet), fleet.every) for one in timed}
+    return {name: why for name, why in said.items() if why}
 
 
 def _waits(checks: Mapping[str, FleetCheck]) -> dict[str, str]:

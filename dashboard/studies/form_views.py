@@ -122,7 +122,7 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
     skipped = [(gone.name, gone.reason) for gone in plan.skipped]
     found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": skipped}
     found |= {"unchecked": plan.unchecked, "uncounted": plan.uncounted, "note": form.runs_note}
-    found["waits"] = reruns.waiting_text(plan.waits)
+    found["waits"], found["unsaved"] = reruns.waiting_text(plan.waits), reruns.by_reason(plan.unsaved)
     found["too_many"] = services.too_many(plan, form.cleaned_data.get("repeats") or 1)
     found["untimed"] = next((step.untimed for step in steps if step.untimed), None)
     return {**found, "record": ledger.time_record().sentence() if any(step.seconds for step in steps) else ""}

@@ -3,6 +3,9 @@ side where only their losses are compared."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from django.conf import settings
 from django.db import models
 
@@ -14,6 +17,9 @@ from dashboard.runs.priority import Priority
 class Study(models.Model):
     """`kind` is one of `kinds.KINDS`, or says how else the study was created: starter, postmortem. `settings` has the
     values of its form, so that it can be cloned."""
+
+    unsaved: Mapping[str, str] = MappingProxyType({})
+    """Why runs would save nothing at their time limit, by name, of one that has just been created; not stored."""
 
     name = models.CharField(max_length=120)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="studies")

@@ -152,6 +152,7 @@ def create(
         kept["side_by_side"] = True
     queued = {"run_on": str(queue.run_on), "priority": queue.priority}
     study = Study(name=name.strip(), owner=owner, kind=new.kind, base=new.base, settings=kept, **queued)
+    study.unsaved = dict(new.plan.unsaved)
     prepared = runs.prepare(owner=owner, requests=_requests(study, new.plan, repeats, retries))
     with transaction.atomic():
         study.save()

@@ -76,6 +76,8 @@ class Plan:
     """The number of variants whose memory is not predicted (`memory.counted`), also when they are queued."""
     waits: Mapping[str, str] = field(default_factory=dict)
     """Why variants that no worker takes now would wait, as sentences by name (`feasible.feasible`)."""
+    unsaved: Mapping[str, str] = field(default_factory=dict)
+    """Why variants would save nothing at their time limit, as sentences by name (`feasible.feasible`)."""
     asks: Mapping[str, Request] = field(default_factory=dict)
     """What the variants ask the placement for, by name (`feasible.feasible`)."""
 

@@ -4,6 +4,7 @@ fit.
 
 from __future__ import annotations
 
+from html import unescape
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.checkpoint_size import checkpoint_bytes
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.new_study import MATRIX, preview
 from tests.dashboard.test_forms import filled
 
 pytestmark = pytest.mark.django_db
@@ -104,6 +106,23 @@ def test_a_time_limit_at_which_nothing_could_be_saved_is_told_before(member: Cli
     assert warned(member, dp=4, key="once") == [], "its run is queued already"
     Worker.objects.update(shared_checkpoints=True)
     assert told(parallel__dp="4") == "" and warned(member, dp=4) == []
+
+
+def test_a_study_is_told_of_time_limits_at_which_nothing_could_be_saved(member: Client) -> None:
+    factory.worker("yard-a")
+    factory.worker("yard-b")
+    Worker.objects.update(fields=["train.max_minutes"])
+    why = "Its ranks would be on yard-a and yard-b, which share no folder for checkpoints."
+    asked = {**MATRIX, "strategies": ["single", "dp"], "recompute": ["none"], "micro_batches": "1", "devices": "4"}
+    limited = preview(member, {**asked, "train__max_minutes": "5"})
+    assert f"Their time limit would save nothing.</strong> “DP 4”: {why}" in unescape(limited)
+    assert "would save nothing" not in preview(member, asked)
+    train = {"global_batch": 16, "max_minutes": 5}
+    runs = [{"label": str(dp), "spec": {"parallel": {"dp": dp}, "train": train}} for dp in (1, 4)]
+    sent: dict[str, Any] = {"content_type": "application/json", "headers": {"Idempotency-Key": "once"}}
+    said = [member.post("/api/v1/studies", {"name": "listed", "runs": runs}, **sent).json()["meta"] for _ in range(2)]
+    first = {"4": [f"Its time limit would save nothing. {why}"]}
+    assert said == [{"skipped": {}, "warnings": first}, {"skipped": {}, "warnings": {}}]
 
 
 def test_a_run_is_checked_once_also_for_what_the_api_warns_of(member: Client) -> None:
