@@ -16,7 +16,7 @@ from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place, places_of
 from parallel_core.analysis.disturbance import is_quiet
-from parallel_core.analysis.quantities import count_text, significant
+from parallel_core.analysis.quantities import count_text, plural_text, significant
 from parallel_core.plan.crossover import MOST, MOST_GBPS, MOST_TFLOPS, MOST_US, RANGES, Along, CrossoverCase, limits
 from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
@@ -33,6 +33,7 @@ class CrossoverForm(Form):
     devices = WholeNumber(label="Devices", min_value=2, max_value=MOST)
     hidden = WholeNumber(label="Hidden size", min_value=1, max_value=MOST)
     layers = WholeNumber(label="Layers", min_value=1, max_value=MOST)
+    heads = WholeNumber(label="Heads", min_value=1, max_value=MOST, help_text="a tensor group divides them")
     seq = WholeNumber(label="Sequence length", min_value=1, max_value=MOST)
     batch = WholeNumber(label="Batch, sequences", min_value=1, max_value=MOST)
     micro_batches = WholeNumber(label="Micro-batches", min_value=1, max_value=MOST)
@@ -44,6 +45,7 @@ class CrossoverForm(Form):
         "devices": 8,
         "hidden": 4096,
         "layers": 32,
+        "heads": 32,
         "seq": 2048,
         "batch": 64,
         "micro_batches": 16,
@@ -97,7 +99,9 @@ def sentences(case: CrossoverCase) -> list[str]:
         f"{significant(both[slow])} with {slow}."
     )
     flips = (crossover_chart.title(case, along).partition(";")[0].rstrip(".") for along in varied(case))
-    return [first, "; ".join(flips) + "."]
+    heads = plural_text(case.heads, "head")
+    wide = [f"No tensor group of {count_text(case.devices)} divides {heads}."] if case.heads % case.devices else []
+    return [first, "; ".join(flips) + ".", *wide]
 
 
 def dots(case: CrossoverCase, along: Along) -> list[Dot]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from parallel_core.analysis.quantities import bound_text, plural_text
 from parallel_core.plan.cluster.problems import LEAST, Problems, require
+from parallel_core.rules import divisors
 
 Along = Literal["hidden", "bandwidth", "micro_batches"]
 MOST, MOST_TFLOPS, MOST_GBPS, MOST_US = 1 << 20, 1e6, 1e6, 1e7
@@ -28,14 +29,13 @@ RANGES: dict[Along, tuple[float, float]] = {
     "micro_batches": (1, MOST),
 }
 """Ranges in which a crossover is searched (`bounds`): all that a case may have, and what its charts cover beyond."""
-_MOST_DEVICES = 1 << 16
 _HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class CrossoverCase:
     """`batch` sequences of `seq` tokens a step, in `micro_batches`; `bandwidth` in bytes/s one way, `alpha` in seconds,
-    `element`: bytes of an activation's element."""
+    `element`: bytes of an activation's element. A tensor group divides the `heads` (`limits`)."""
 
     hidden: float
     layers: int
@@ -47,13 +47,14 @@ class CrossoverCase:
     bandwidth: float
     alpha: float = 1e-5
     element: int = 2
+    heads: int = 32
 
     def problems(self) -> dict[str, str]:
         """`{field: message}` for impossible values."""
         found = Problems()
         found.number("hidden", self.hidden, 1, MOST)
         found.number("micro_batches", self.micro_batches, 1, MOST)
-        for field in ("layers", "seq", "batch", "devices"):
+        for field in ("layers", "heads", "seq", "batch", "devices"):
             found.whole(field, getattr(self, field), 1, MOST)
         if self.micro_batches > self.batch:
             found.add("micro_batches", f"Must be at most the batch, {self.batch}; got {self.micro_batches:.12g}.")
@@ -131,22 +132,21 @@ class Limit:
 
 
 def limits(case: CrossoverCase) -> list[Limit]:
-    """Limits of data, tensor and pipeline parallelism; of tensor ranks powers of two are tried. Raises Unphysical."""
+    """Limits of data, tensor and pipeline parallelism; of tensor ranks the widths that divide the heads are tried.
+    Raises Unphysical."""
     require(case.problems())
     layers, m = case.layers, case.micro_batches
-    counts = [1 << i for i in range(_MOST_DEVICES.bit_length())]
-    widest = max((replace(case, devices=n) for n in counts), key=CrossoverCase.tensor)
+    widest = max((replace(case, devices=n) for n in divisors(case.heads)), key=CrossoverCase.tensor)
     return [
         Limit("DP", float(case.batch), f"B = {case.batch}: a sample is the smallest piece of work"),
-        Limit("TP", widest.tensor(), _most_with(widest.devices)),
+        Limit("TP", widest.tensor(), _most_with(widest)),
         Limit("PP", layers * m / (layers + m - 1), f"L m / (L + m − 1) with L = {layers} layers, m = {m:g}"),
     ]
 
 
-def _most_with(devices: int) -> str:
-    """Why tensor parallelism is fastest with so many devices."""
-    if devices == _MOST_DEVICES:
-        return f"with {devices} devices, the most that are tried"
-    count = plural_text(devices, "device")
-    tried = "" if devices == 1 else ", of the powers of 2"
-    return f"most with {count}{tried}: beyond, 4 L m all-reduces take longer than is saved"
+def _most_with(widest: CrossoverCase) -> str:
+    """Why no tensor group is faster than this one."""
+    count, heads = plural_text(widest.devices, "device"), plural_text(widest.heads, "head")
+    if widest.devices == widest.heads:
+        return f"with {count}: a tensor group divides the {heads}"
+    return f"most with {count}, of the widths that divide {heads}: beyond, 4 L m all-reduces take longer than is saved"

@@ -37,6 +37,8 @@ def test_the_flip_and_the_limits_are_said(reader: Client) -> None:
     assert "times one device with" in first and "on 8 devices" in first
     many = reader.get(PAGE, {**page.context["form"].initial, "devices": "1000000"}).context["verdict"][0]
     assert "on 1\N{NO-BREAK SPACE}000\N{NO-BREAK SPACE}000 devices" in many
+    three = reader.get(PAGE, {"devices": "3", "heads": "32"}).context["verdict"]
+    assert three[2:] == ["No tensor group of 3 divides 32 heads."] and not page.context["verdict"][2:]
     assert [chart.key for chart in page.context["charts"]] == ["along-hidden", "along-bandwidth", "along-micro_batches"]
     assert "TP is faster from 140 GB/s on; PP is faster from 4 micro-batches on." in page.context["verdict"][1]
     assert [name for name, _, _ in page.context["limits"]] == ["DP", "TP", "PP"]

@@ -54,6 +54,7 @@ def test_crossover_says_the_bounds_of_its_fields_before_they_are_exceeded(member
         "devices",
         "hidden",
         "layers",
+        "heads",
         "seq",
         "batch",
         "micro_batches",

@@ -48,21 +48,24 @@ def test_limits_are_what_many_devices_tend_to() -> None:
     assert found["DP"] == CASE.batch
     assert found["PP"] == pytest.approx(32 * 16 / (32 + 15))
     assert replace(FREE, devices=10_000).pipeline() == pytest.approx(found["PP"], rel=1e-3)
-    assert found["TP"] >= max(replace(CASE, devices=1 << i).tensor() for i in range(12))
+    assert found["TP"] >= max(replace(CASE, devices=1 << i).tensor() for i in range(6))
 
 
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        (CASE, "most with 32 devices, of the powers of 2: beyond, "),
-        (replace(CASE, alpha=1.0), "most with 1 device: beyond, "),
-        (FREE, "with 65536 devices, the most that are tried"),
+        (replace(CASE, heads=96), "most with 24 devices, of the widths that divide 96 heads: beyond, "),
+        (replace(CASE, alpha=1.0), "most with 1 device, of the widths that divide 32 heads: beyond, "),
+        (replace(CASE, heads=20), "with 20 devices: a tensor group divides the 20 heads"),
+        (replace(CASE, heads=31), "with 31 devices: a tensor group divides the 31 heads"),
+        (FREE, "with 32 devices: a tensor group divides the 32 heads"),
     ],
 )
 def test_why_tensor_ranks_are_no_faster_is_true(case: CrossoverCase, words: str) -> None:
     tensor = limits(case)[1]
     assert tensor.formula.startswith(words)
-    assert tensor.speedup == max(replace(case, devices=1 << i).tensor() for i in range(17))
+    widths = [n for n in range(1, case.heads + 1) if case.heads % n == 0]
+    assert tensor.speedup == max(replace(case, devices=n).tensor() for n in widths)
 
 
 def test_what_cannot_be_is_named() -> None:
