@@ -26,6 +26,7 @@ from dashboard.studies.estimate import Estimate, estimate
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
 from dashboard.studies.variants import USUAL_TIMED_STEPS, Plan, Spec, Variant
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.spec import RunSpec
 
 __all__ = [
@@ -199,7 +200,8 @@ def _requests(study: Study, plan: Plan, repeats: int, retries: int) -> list[runs
 
 
 def cancel(*, study: Study, user: Any) -> tuple[list[Run], list[Run]]:
-    """Cancels the runs of a study that have not ended. Returns them, and those of others, which are left as they are.
+    """Cancels the runs of a study that have not ended, with an event. Returns them, and those of others, which are left
+    as they are.
 
     Raises PermissionDenied.
     """
@@ -207,6 +209,10 @@ def cancel(*, study: Study, user: Any) -> tuple[list[Run], list[Run]]:
         raise PermissionDenied("Only the study's owner and admins may cancel its runs.")
     going = list(study.runs.exclude(state__in=ENDED).select_related("owner").order_by("position", "pk"))
     mine = cancel_all([run for run in going if may_change(user, run)], user)
+    before = {run.pk for run in going if run.cancel_requested_at is not None}
+    if count := sum(run.pk not in before for run in mine):
+        said = f"{user.get_username()} cancelled {plural_text(count, 'run')}."
+        study.events.create(kind="cancelled", text=said, actor=user)
     return mine, [run for run in going if not may_change(user, run)]
 
 

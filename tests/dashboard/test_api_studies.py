@@ -146,6 +146,8 @@ def test_a_study_is_cancelled_with_all_its_runs(ask: Any, alice: Any, admin: Any
         assert (run.state, run.cancel_requested_at is not None) == (state, is_asked)
     again = ask("POST", f"studies/{study.pk}/cancel", user=admin)[1]["data"]
     assert ([one["id"] for one in again["cancelled"]], again["left"]) == ([going.pk, theirs.pk], [])
+    said = [event.text for event in study.history]
+    assert said == ["alice cancelled 2 runs.", f"{admin.get_username()} cancelled 1 run."], "those not cancelled before"
 
 
 def test_names_tags_and_notes_are_changed_one_by_one(ask: Any, alice: Any, admin: Any, django_user_model: Any) -> None:
