@@ -69,6 +69,7 @@ class GenerateForm(TextFields):
         self.suit(run.spec["model"])
         if NO_TEXT in str(self.initial.get("prompt", "")):
             kept = f"; what shows as {NO_TEXT} is kept as it was while nothing is changed here"
+            kept += f", else each becomes the {len(NO_TEXT.encode())} bytes of that character"
             self.fields["prompt"].help_text = f"{self.fields['prompt'].help_text}{kept}"
         offer(self, FleetSnapshot.now())
         for name, made in self.fields.items():
