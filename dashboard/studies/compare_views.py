@@ -172,9 +172,11 @@ def _in_order(view: Overview, runs: list[Run]) -> list[Row]:
 
 
 def _scaling(rows: list[Row], places: Mapping[int, Place]) -> Finding | None:
-    """For two runs, whether more devices gained less than they should: judged by times, so only if undisturbed, and on
-    the same machines or more of their kind."""
+    """For two runs, whether more devices gained less than they should: judged by times, so only if these are enough and
+    undisturbed, and on the same machines or more of their kind."""
     if len(rows) != 2 or any(row.entry.disturbed or row.run.shares_hosts for row in rows):
+        return None
+    if any(row.entry.speed is not None and row.entry.speed.few for row in rows):
         return None
     first, second = (places.get(row.run.pk, NOWHERE) for row in rows)
     if second.elsewhere(first):

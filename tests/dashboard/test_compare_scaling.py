@@ -30,6 +30,17 @@ def test_scaling_is_told_of_the_same_steps_as_the_speedup(reader: Client, alice:
     assert context["scaling"].evidence.startswith("1 device took 200 ms a step, 4 take 100 ms;")
 
 
+@pytest.mark.parametrize("short", [0, 1])
+def test_scaling_is_not_judged_of_a_few_steps(short: int, reader: Client, alice: Any) -> None:
+    """They tell no difference from noise, as the page says beside it."""
+    runs = [factory.finished(alice, split) for split in ({}, {"pp": 4, "schedule": "naive", "micro_batches": 4})]
+    run = runs[short]
+    for steps, found in ((4, False), (5, True)):
+        Run.objects.filter(pk=run.pk).update(summary=run.summary | {"timed": run.summary["timed"] | {"n": steps}})
+        context = reader.get(f"/compare/?runs={runs[0].pk},{runs[1].pk}").context
+        assert (context["scaling"] is not None) is found
+
+
 def test_scaling_is_not_judged_of_other_work_or_machines(reader: Client, alice: Any) -> None:
     """More devices of another kind, or in another precision, are slower or faster by themselves."""
     a = factory.finished(alice, {})
