@@ -108,12 +108,12 @@ def rows(made: Served, best: int | None) -> list[Row]:
     return [
         Row(
             made.label(i),
-            seconds_text(float(made.prefill[i])),
-            seconds_text(float(made.token[i])),
-            seconds_text(float(made.latency[i])),
-            large_text(float(made.throughput[i])),
-            bytes_text(float(made.weights[i] + made.cache[i])),
-            bytes_text(float(made.cache[i])),
+            seconds_text(float(made.prefill[i]), zeros=True),
+            seconds_text(float(made.token[i]), zeros=True),
+            seconds_text(float(made.latency[i]), zeros=True),
+            large_text(float(made.throughput[i]), zeros=True),
+            bytes_text(float(made.weights[i] + made.cache[i]), zeros=True),
+            bytes_text(float(made.cache[i]), zeros=True),
             i == best,
         )
         for i in shown

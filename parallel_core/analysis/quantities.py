@@ -111,12 +111,12 @@ def steps_text(count: int) -> str:
     return f"{count_text(count)} step{'s' * (count != 1)}"
 
 
-def large_text(count: float) -> str:
+def large_text(count: float, zeros: bool = False) -> str:
     """A count, or a rate, to three digits, with the largest of k, M, B (10^9) and T of which there is one: `175 B`,
-    `812 k`, `0.4`."""
+    `812 k`, `0.4`; `zeros` as in `significant`."""
     units = ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k"), (1, ""))
     scale, unit = next(((s, u) for s, u in units if _rounded(count) >= s), units[-1])
-    return f"{significant(count / scale)}{unit}"
+    return f"{significant(count / scale, zeros=zeros)}{unit}"
 
 
 def bound_text(value: float) -> str:

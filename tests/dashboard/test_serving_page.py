@@ -28,6 +28,14 @@ def test_the_best_way_within_the_limit(reader: Client) -> None:
     assert "No way is that quick" in reader.get(PAGE, {"limit": "0.01"}).content.decode()
 
 
+def test_numbers_of_a_column_have_equally_many_digits(reader: Client) -> None:
+    """A row of 8.6 ms among 8.56 ms and 8.68 ms looked less exact."""
+    rows = reader.get(PAGE).context["rows"]
+    assert len(rows) > 5
+    cells = [cell for row in rows for cell in (row.prefill, row.token, row.latency, row.throughput)]
+    assert [cell for cell in cells if len(re.findall(r"\d", cell)) != 3] == []
+
+
 def test_a_rate_below_one_token_a_second_is_no_zero(reader: Client) -> None:
     """100 000 tokens of a prompt take 10 s a sequence and more, and one token follows."""
     page = reader.get(PAGE, {"model": "llama-405b", "devices": "16", "prompt": "100000", "output": "1"})
