@@ -188,7 +188,12 @@ WORDS = """async (text) => {
 
 
 @pytest.mark.parametrize(
-    "text", ["DP of ZeRO-3 takes 48 ms, PP 22.1 %", "Next: \u05e0\u05d9 \u05d0-\u05d1: 11 270, DP 7"]
+    "text",
+    [
+        "DP of ZeRO-3 takes 48 ms, PP 22.1 %",
+        "Next: \u05e0\u05d9 \u05d0-\u05d1: 11 270, DP 7",
+        "\u05e0\u05d9 4 12 \u05d0-\u05d1 3 \u00b5s DP 7",
+    ],
 )
 def test_words_that_arrive_later_are_kept_together_as_those_of_the_server(schedules: Page, text: str) -> None:
     assert schedules.evaluate(WORDS, text) == whole_words(text)

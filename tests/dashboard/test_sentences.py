@@ -135,3 +135,9 @@ def test_a_number_behind_a_name_that_is_written_from_right_to_left_is_shown_behi
     assert whole_words("<b> \u05d0-\u05d1 PP-1F1B").startswith(
         '&lt;b&gt; <bdi><span class="whole">\u05d0-\u05d1</span></bdi> '
     )
+
+
+def test_a_number_between_two_words_from_right_to_left_is_a_part_of_their_name() -> None:
+    """Apart from each other, the second word was shown to the right of the first: the name read backwards."""
+    said = whole_words("Run \u05e0\u05d9 4 12 \u05d0 8 takes 48 ms")
+    assert said == 'Run <bdi>\u05e0\u05d9 4 12 \u05d0</bdi> 8 takes <span class="whole">48 ms</span>'

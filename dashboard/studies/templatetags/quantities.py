@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from itertools import groupby
 
 from django.template import Library
 from django.utils.html import format_html, format_html_join
@@ -39,7 +38,9 @@ register.filter("count", _filter(lambda value: quantities.count_text(round(value
 _UNIT = r"(?:%|[mµn]?s|min|h|d|B|[KMGT]iB(?:/s)?|[MGTP]?FLOP/s|[kMGT])(?!\w)"
 _DEGREE = r"(?:[DTP]P|micro-batch|interleaved) \d"
 _WORD = re.compile(rf"[^ \n]*(?:\d {_UNIT}|{_DEGREE})[^ \n]*|[^ \n]+")
-_RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
+_RIGHT_TO_LEFT = r"[^ \n]*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc][^ \n]*"
+_NAME = re.compile(rf"(?<![^ \n])({_RIGHT_TO_LEFT}(?: (?:\d+ )*{_RIGHT_TO_LEFT})*)")
+"""Words in Arabic or Hebrew, with the numbers between two of them."""
 _LONGEST = 24
 """The longest word, in characters, that always fits into a line on a phone; a longer one may be broken."""
 
@@ -62,12 +63,11 @@ def whole_words(text: str) -> SafeString:
 
     Uses markup instead of special hyphens and spaces, so that copied text is unchanged.
     """
-    words = _WORD.findall(text)
-    if not _RIGHT_TO_LEFT.search(text):
-        return _joined(words)
-    groups = groupby(words, key=lambda word: bool(_RIGHT_TO_LEFT.search(word)))
-    parts = (format_html("<bdi>{}</bdi>", _joined(own)) if names else _joined(own) for names, own in groups)
-    return format_html_join(" ", "{}", ((part,) for part in parts))
+    if text.isascii():
+        return _joined(_WORD.findall(text))
+    parts = ((_WORD.findall(part), place % 2) for place, part in enumerate(_NAME.split(text)))  # names have odd places
+    said = (format_html("<bdi>{}</bdi>", _joined(words)) if name else _joined(words) for words, name in parts if words)
+    return format_html_join(" ", "{}", ((part,) for part in said))
 
 
 def _joined(words: Iterable[str]) -> SafeString:
