@@ -32,7 +32,7 @@ from workers.wire import MAX_BACKLOG, Backoff, Publisher
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-GATHER_S = 1.0
+GATHER_S = 0.5
 """Seconds between two publications of an attempt's files, so that each costs the yard one transaction. On a machine
 whose cores are all used by ranks, whatever the yard does is taken from them."""
 IDLE_S = 1.0
