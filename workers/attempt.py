@@ -144,8 +144,8 @@ class Attempt:
         return left if known is None else Ending(**{**vars(known), "exits": known.exits or exits})
 
 
-def end_processes(recorded: list[processes.Recorded], limit_s: float = GONE_LIMIT_S) -> bool:
-    """Kills the processes that still run; returns whether all were gone from /proc within `limit_s` seconds."""
+def end_processes(recorded: list[processes.Recorded]) -> bool:
+    """Kills the processes that still run; returns whether all were gone from /proc within GONE_LIMIT_S seconds."""
     for pid, ticks in recorded:
         processes.kill(pid, ticks)
-    return not processes.wait_gone(recorded, limit_s)
+    return not processes.wait_gone(recorded, GONE_LIMIT_S)

@@ -156,12 +156,12 @@ def _total(memory: RankMemory) -> int:
     return memory.total
 
 
-def find_fixes(spec: RunSpec, limit: int, devices: int | None = None) -> tuple[Fix, ...]:
+def find_fixes(spec: RunSpec, limit: int) -> tuple[Fix, ...]:
     """Up to three changes that make the worst rank fit into `limit` bytes, cheapest first.
 
     Every change is applied to the spec and validated; two changes are combined only where no single one suffices.
     """
-    return tried_fixes(spec, limit, devices)[0]
+    return tried_fixes(spec, limit)[0]
 
 
 def tried_fixes(spec: RunSpec, limit: int, devices: int | None = None) -> tuple[tuple[Fix, ...], bool]:

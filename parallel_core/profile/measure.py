@@ -180,7 +180,6 @@ def measure_for(
     recompute: tuple[Recompute, ...] = RECOMPUTES,
     splits: tuple[Cut, ...] = SPLITS,
     no_progress_s: float = NO_PROGRESS_S,
-    command: tuple[str, ...] = COMMAND,
 ) -> CostTable:
     """Profiles this host so that all splits of `spec`'s model, batch, precision, device and kernels can be predicted.
 
@@ -199,4 +198,4 @@ def measure_for(
         seconds=seconds,
     )
     train: dict[str, Any] = spec.train.model_dump(include={"precision", "device", "deterministic"})
-    return measure(spec.model, request, ranks=world, no_progress_s=no_progress_s, command=command, **train)
+    return measure(spec.model, request, ranks=world, no_progress_s=no_progress_s, **train)

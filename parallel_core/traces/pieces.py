@@ -31,10 +31,10 @@ class Piece(NamedTuple):
     busy: int
 
 
-def between_messages(rows: NDArray[np.void], forward: bool) -> list[tuple[int, int, int]]:
-    """(start, busy ns, number of rows) of the forwards (or backwards) of a rank, separated where a message begins."""
+def forwards_between_messages(rows: NDArray[np.void]) -> list[tuple[int, int, int]]:
+    """(start, busy ns, number of rows) of the forwards of a rank, separated where a message begins."""
     begun = np.sort(rows["start"][np.isin(rows["kind"], [int(kind) for kind in P2P])])
-    own = rows[np.isin(rows["kind"], [int(kind) for kind in (_FORWARD if forward else _BACKWARD)])]
+    own = rows[np.isin(rows["kind"], [int(kind) for kind in _FORWARD])]
     window = np.searchsorted(begun, own["start"], side="right")
     took = durations(own)
     parts = [window == between for between in np.unique(window)]
@@ -112,7 +112,7 @@ def parted(rows: NDArray[np.void], piece: NDArray[np.int64], ops: Sequence[Op]) 
 
 def reached(rows: NDArray[np.void], share: float) -> int:
     """Returns when the fraction `share` of a rank's forwards has begun, not counting those too short to be one."""
-    pieces = sorted(between_messages(rows, forward=True))
+    pieces = sorted(forwards_between_messages(rows))
     longer = sorted(ns for _, ns, _ in pieces)[len(pieces) // 2 :]
     floor = CRUMB * float(np.quantile(longer, USUAL)) if longer else 0
     starts = [start for start, ns, _ in pieces if ns >= floor]

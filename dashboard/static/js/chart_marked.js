@@ -8,7 +8,7 @@ const LEGEND_ROW = 20; // px, as in dashboard/charts/loss.py
 const INK = { line: { color: "var(--ink)" } }; // of a line that is grey otherwise
 const DASHES = ["solid", "dash", "dot", "dashdot"]; // of the first such line, the second, ...
 
-export const marked = () => new Set((new URLSearchParams(location.search).get("marked") ?? "").split(",").filter(Boolean).map(Number));
+const marked = () => new Set((new URLSearchParams(location.search).get("marked") ?? "").split(",").filter(Boolean).map(Number));
 
 /* Changes a figure whose traces say of which run they are. */
 export function markLines({ data, layout }) {

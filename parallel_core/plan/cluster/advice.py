@@ -27,8 +27,8 @@ class Advice:
     sentence: str
 
 
-def advise(job: Job, cluster: Cluster, plan: Plan, change: Change | None = None) -> Advice:
-    """What costs a plan most time, and what to try. `change`: that change if known, else neighbours are searched."""
+def advise(job: Job, cluster: Cluster, plan: Plan) -> Advice:
+    """What costs a plan most time, and what to try."""
     found = step.of(job, cluster, Plans.of([plan]))
     total, parts = float(found.total[0]), found.parts(0)
     lost = {name: seconds for name, seconds in parts.items() if name != "compute"}
@@ -36,7 +36,7 @@ def advise(job: Job, cluster: Cluster, plan: Plan, change: Change | None = None)
     if lost[part] < WORTH * total:
         part = "compute"
     share = parts[part] / total
-    change = change or better(job, cluster, plan, total)
+    change = better(job, cluster, plan, total)
     head = f"{part_text(parts[part], total)} ({percent_text(share)})"
     what = WORDS[part]
     return Advice(
