@@ -37,7 +37,7 @@ def sizes(layers: Sequence[LayerBytes], of: str, source: str) -> Chart:
     data = [_bars(name, [value / MIB for value in values], f"memory-{name}") for name, values in parts.items()]
     rows = [[a.unit, *(bytes_text(v, zeros=True) for v in (a.saved, a.boundary, a.parameters))] for a in layers]
     columns = ("layer", "activations kept", "handed on", "parameters")
-    subtitle = f"Kept for the backward of {of} (light) and parameters (dark), MiB"
+    subtitle = f"Activations kept for the backward of {of}, and parameters, MiB"
     figure = _figure(data, [layer.unit for layer in layers], "MiB")
     return Chart("layer-sizes", title, subtitle, source, figure, columns, rows)
 

@@ -242,6 +242,16 @@ def test_the_page_follows_its_address(profile: Profile, member: Client) -> None:
     assert form.context["form"].assessment.spec.micro_batch_size == 4
 
 
+def test_each_colour_of_the_layers_charts_is_in_the_legend(profile: Profile, member: Client) -> None:
+    page = member.get("/partition/", {"profile": str(profile.pk), "samples": "4"})
+    text = page.content.decode()
+    for name in ("forward", "backward"):
+        assert f'<li data-phase="{name}">{name}</li>' in text
+    for name, word in (("activations", "activations"), ("params", "parameters")):
+        assert f'<li data-category="{name}">{word}</li>' in text
+    assert '<i data-category="' not in text, "a stage's time has no colour of memory"
+
+
 def test_unequal_replicas_run_as_pipedream_does(profile: Profile, member: Client) -> None:
     page = member.get("/partition/", {"profile": str(profile.pk), "cuts": "5", "replicas": "2-1", "samples": "4"})
     form = member.get(page.context["run_address"])
