@@ -159,7 +159,7 @@ def _side_by_side(fields: Sequence[Field], known: Sequence[Tried], quantity: Qua
         "type": "scatter",
         "mode": "markers",
         "x": [start + one.places[i] for i, start in enumerate(starts) for one in known],
-        "y": [one.value for _ in starts for one in known],
+        "y": [quantity.scale * value_of(one) for _ in starts for one in known],
         "customdata": [f"{escape_label(one.label)}: {_said(one, quantity)}" for _ in starts for one in known],
         "marker": {"size": 7, "color": var("line-strong"), "opacity": 0.7},
         "hovertemplate": "%{customdata}<extra></extra>",
@@ -168,7 +168,7 @@ def _side_by_side(fields: Sequence[Field], known: Sequence[Tried], quantity: Qua
         "type": "scatter",
         "mode": "lines+markers",
         "x": _joined([start + at for at in own] for start, own in zip(starts, best, strict=True)),
-        "y": _joined(list(map(value_of, own.values())) for own in best),
+        "y": _joined([quantity.scale * value_of(one) for one in own.values()] for own in best),
         "line": {"color": var("accent"), "width": 2},
         "hoverinfo": "skip",
     }
@@ -187,7 +187,7 @@ def _layout(
         layout["margin"] |= {"t": 56}
         layout["annotations"] = [_name(field, start) for field, start in zip(fields, starts, strict=True)]
     if (top := _top(known)) is not None:
-        layout["yaxis"] |= {"range": [_bottom(known), top], "autorange": False}
+        layout["yaxis"] |= {"range": [quantity.scale * end for end in (_bottom(known), top)], "autorange": False}
         layout["meta"] = {"above": _above(known)}  # the page offers a button that shows them
     return layout
 

@@ -42,12 +42,13 @@ class Tried:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is compared, of which less is better: its name, a value of it as text, in a column, and the words of an
-    axis."""
+    """What is compared, of which less is better: its name, a value of it as text, in a column, the words of an axis,
+    and what a value is multiplied by to be drawn along it."""
 
     name: str
     text: Callable[[float], str]
     axis: str = ""
+    scale: float = 1.0
 
 
 def value_of(one: Tried) -> float:

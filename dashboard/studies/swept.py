@@ -59,7 +59,7 @@ def _value(view: Overview, row: Row) -> float | None:
 def _quantity(view: Overview) -> Quantity:
     if view.ranking:
         return Quantity(view.ranking.what, loss_text)
-    return Quantity("step time", lambda value: seconds_text(value, zeros=True), "seconds a step")
+    return Quantity("step time", lambda value: seconds_text(value, zeros=True), "ms a step", 1e3)
 
 
 def _why(row: Row) -> str:

@@ -118,7 +118,8 @@ def test_times_within_noise_are_not_said_to_depend_on_a_field(alice: Any) -> Non
     assert (
         chart.title == "Lowest step time: 1.00 s, with Micro-batches 1. The worst value gives 4 % more, within noise."
     )
-    assert chart.figure["layout"]["yaxis"]["title"]["text"] == "seconds a step"
+    assert chart.figure["layout"]["yaxis"]["title"]["text"] == "ms a step"
+    assert chart.figure["data"][1]["y"] == pytest.approx([1000, 1020, 1040, None]), "in the unit of the axis"
     crossed = Swept("parallel.micro_batches", ["1", "2"], "train.deterministic", ["false", "true"])
     study = sweep(alice, crossed, [1.0, 1.02, 1.04, 1.06])
     for run in study.runs.all():
