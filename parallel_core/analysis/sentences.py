@@ -260,8 +260,8 @@ def _times(gain: Speedup) -> str:
 
 
 def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
-    if not baseline.ideal or not result.ideal:
-        return ""
+    if not baseline.ideal or not result.ideal or result.ideal == baseline.ideal:
+        return ""  # of equal ideals the percentage only repeats the ratio
     return f" ({percent_text(gain.ratio * baseline.ideal / result.ideal)} of ideal)"
 
 
