@@ -27,10 +27,9 @@ def grown(run: Run, on: str = "") -> str:
     if found is None:
         return ""
     late = f"On {on} late tokens" if on else "Late tokens"
-    if found.within_noise:
-        return f"{late} take as long as early ones, within noise."
+    noise = ", within noise" if found.within_noise else ""
     times = f"{seconds_text(found.first.median)} at first, {seconds_text(found.last.median)} at the end"
-    return f"{late} take {ratio_text(found.ratio)} the time of early ones: {times}."
+    return f"{late} take {ratio_text(found.ratio)} the time of early ones{noise}: {times}."
 
 
 def figure(run: Run) -> tuple[str, str, str]:

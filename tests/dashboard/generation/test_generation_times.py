@@ -137,6 +137,20 @@ def test_what_a_rank_does_not_know_of_others_nobody_knows(study: Study) -> None:
     assert run_of(study, "TP 2").summary["cpu_others"] is None
 
 
+@pytest.mark.parametrize("slow", [2e-3, 1e-3])
+def test_how_much_longer_late_tokens_take_is_said_within_noise_too(client: Client, study: Study, slow: float) -> None:
+    run = run_of(study, "Single")
+    attempt = factory.start(run)
+    late = [1e-3, 1e-3, *[slow] * 8]
+    made = {"kind": "generated", "rank": 0, "t": 1.0, "first": 0, "tokens": [[1] * 41] * 2, "prefill": 0.01}
+    made |= {"seconds": [1e-3] * 30 + late, "collective": [0.0] * 40, "p2p": [0.0] * 40, "kv_bytes": 8}
+    factory.feed(attempt, 0, encode(made))
+    factory.end(run, State.SUCCEEDED)
+    said = f"Late tokens take {slow / 1e-3:.2f}x the time of early ones, within noise: 1 ms at first, "
+    page = plain(client.get(f"/runs/{run.pk}/").content.decode())
+    assert said in page
+
+
 def test_the_page_of_a_run_says_where_its_time_goes(client: Client, study: Study) -> None:
     run = run_of(study, "TP 2")
     attempt = factory.start(run)
