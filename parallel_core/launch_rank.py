@@ -247,11 +247,11 @@ def _prefer_as_victim() -> None:
 
 
 def _report(error: BaseException, args: RankArgs, sink: FileSink) -> int:
-    """Emits the fault record with the rank's own traceback (also in its log); returns the exit code for the kind of
-    error."""
+    """Emits the fault record with the rank's own traceback (also in its log, unless the rank chose to end); returns the
+    exit code for the kind of error."""
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):  # a full disk may still take the record
-        sys.stderr.write(text)
+        sys.stderr.write(f"{error}\n" if isinstance(error, LossNotFinite) else text)
     where = progress.read(args.folder, args.rank)
     memory = _out_of_memory(error)
     sink.emit(

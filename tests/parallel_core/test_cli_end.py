@@ -24,7 +24,7 @@ from parallel_core.cli import main, stop, train
 from parallel_core.cli.common import checkpoint_of
 from parallel_core.cli.output import say
 from parallel_core.observe import progress
-from parallel_core.observe.records import POINT, Frame
+from parallel_core.observe.records import POINT, Frame, log_path
 
 LIMIT_S = 120.0
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -209,3 +209,16 @@ def test_a_run_saves_after_its_terminal_was_lost(long: list[str], tmp_path: Path
 def test_a_held_out_loss_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     train.Shown("tokens").show(loss_of(3, "eval_loss"))
     assert capsys.readouterr().out == "step      3  held-out loss 1.000000\n"
+
+
+def test_a_rank_that_chose_to_end_says_so_in_its_log_without_a_traceback(tmp_path: Path) -> None:
+    """Nine lines of our own code stood where a run's page shows what the rank said last."""
+    small = {"kind": "mlp", "layers": 1, "hidden": 8}
+    diverges = {"steps": 300, "lr": 100, "global_batch": 4, "optimizer": "sgd"}
+    (tmp_path / "spec.json").write_text(json.dumps({"model": small, "train": diverges}))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "parallel_core", "train", str(tmp_path / "spec.json"), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode and "The loss is not finite since step" in done.stdout
+    said = log_path(out, 0).read_text()
+    assert "The loss is not finite since step" in said.splitlines()[-1] and "Traceback" not in said
