@@ -8,12 +8,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from dashboard.analyst.models import Search
 from dashboard.ledger.alpa_part import Part
 from dashboard.ledger.fleet_page import MOST_MIB
 from dashboard.ledger.forms import models
-from dashboard.ledger.models import Prediction, Profile
+from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.optimizers import named, with_optimizer
 from dashboard.runs import services
 from parallel_core.analysis.quantities import count_text
@@ -48,6 +49,28 @@ def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> N
     assert member.get("/partition/alpa").status_code == 422
     odd = member.get("/partition/alpa", {"profile": str(profile.pk), "workers": "3", "samples": "4", "replicas": "3"})
     assert odd.status_code == 200
+
+
+def test_the_answer_stands_before_the_form_that_asks_for_another_profile(member: Client, profile: Profile) -> None:
+    """It filled the first screen; what became of a profile that was asked for is said there."""
+    answer, asks = 'id="result"', 'id="profile-title"'
+    page = member.get("/partition/").content.decode()
+    assert 0 < page.index('<a href="#profile-title">') < page.index(answer) < page.index(asks)
+    failed = Profile.objects.create(
+        worker=profile.worker,
+        spec=profile.spec,
+        asked_by=profile.asked_by,
+        state=ProfileState.FAILED,
+        error="Ended.",
+        done_at=timezone.now(),
+        key=profile.key,
+    )
+    page = member.get("/partition/").content.decode()
+    assert 0 < page.index(asks) < page.index('id="failed-profile"') < page.index(answer)
+    failed.delete()
+    Profile.objects.all().delete()
+    page = member.get("/partition/").content.decode()
+    assert asks in page and answer not in page and "#profile-title" not in page
 
 
 def test_alpas_plans_fit_the_devices_of_the_profiles_worker(member: Client, profile: Profile) -> None:
