@@ -212,7 +212,10 @@ def cancel(*, study: Study, user: Any) -> tuple[list[Run], list[Run]]:
     before = {run.pk for run in going if run.cancel_requested_at is not None}
     if count := sum(run.pk not in before for run in mine):
         said = f"{user.get_username()} cancelled {plural_text(count, 'run')}."
-        study.events.create(kind="cancelled", text=said, actor=user)
+        with transaction.atomic():
+            locked = Study.objects.select_for_update().filter(pk=study.pk).first()
+            if locked is not None:  # else it was deleted meanwhile
+                locked.events.create(kind="cancelled", text=said, actor=user)
     return mine, [run for run in going if not may_change(user, run)]
 
 
