@@ -60,8 +60,8 @@ MADE = {200: s.Envelope[s.RunDetail], 201: s.Envelope[s.RunDetail]}
 @router.post("", auth=SUBMIT, response={**MADE, **s.refusals(400, 401, 403, 413, 422)})
 def submit(request: HttpRequest, payload: s.SubmitIn, key: Key = None) -> Any:
     """Queues a run, of its own or after the others of a `study`. 422 with a message by field if the spec is invalid, or
-    no worker has the devices or the memory. `meta.warnings`: what New run would have warned of; none when a
-    key is sent again."""
+    no worker has the devices or the memory. `meta.warnings`: what New run would have warned of; none when a key is
+    sent again."""
     require_member(request)
     study, asked = _study(payload), _submission(payload)
 

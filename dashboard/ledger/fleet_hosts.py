@@ -12,7 +12,7 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import host_links
 from dashboard.ledger.models import LinksBetween
 from dashboard.runs.run_files import Files
-from dashboard.runs.spreading import asked, expected, given, most_memory, several
+from dashboard.runs.spreading import asked, chosen, expected, most_memory, several
 from parallel_core.plan.room import Room
 from parallel_core.rules import divisors
 from parallel_core.searches.splits import Placement
@@ -68,10 +68,10 @@ class FleetHosts:
         """Where such a run would be placed if it needed what the smallest of the fleet's devices have, then more."""
         found: Placed | None = None
         for size in self._sizes:
-            shares = given(replace(request, memory=size), self.fleet)
-            if not shares:
+            names = chosen(replace(request, memory=size), self.fleet)
+            if not names:
                 break
-            hosts = tuple(several([share.host for share in shares for _ in share.devices]))
+            hosts = tuple(several(names))
             if found and found[0] != hosts:
                 yield found
             found = hosts, Room.on(size, request.kind)

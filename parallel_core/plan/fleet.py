@@ -50,6 +50,10 @@ _EFFORT = 30_000
 """Operations timed in the search for an order (`orders.search`)."""
 
 
+Placing = Callable[[RunSpec, int], Where]
+"""The hosts of the ranks of a run, each of which needs so many bytes at most."""
+
+
 @dataclass(frozen=True)
 class Split:
     """A way to split the model: its run, seconds a step, bytes of its worst rank. `why_not`: why it is refused."""
@@ -88,14 +92,14 @@ def splits(
     devices: int,
     memory: Callable[[RunSpec], float | None] = unlimited,
     on_progress: ProgressCallback = silent,
-    placed: Callable[[RunSpec, int], Where] = on_one_host,
+    placed: Placing = on_one_host,
 ) -> Splits:
     """Ways to train the model of `spec` with its batch on at most `devices` devices: all degrees of parallelism, with
     some numbers of micro-batches.
 
     The fastest pipeline is also tried with an order searched for it. `memory`: bytes for tensors of each device of a
-    run (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks, each of which needs so many bytes at most;
-    `on_progress`: progress callback (ways judged, ways in all).
+    run (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks; `on_progress`: progress callback (ways
+    judged, ways in all).
     """
     tried = list(_candidates(spec, min(devices, MOST_DEVICES)))
     found = []
@@ -143,7 +147,7 @@ def _run(spec: RunSpec, parallel: dict[str, Any]) -> RunSpec:
     return RunSpec.model_validate(spec.model_dump() | {"parallel": parallel})
 
 
-def _judged(spec: RunSpec, table: CostTable, limit: float | None, placed: Callable[[RunSpec, int], Where]) -> Split:
+def _judged(spec: RunSpec, table: CostTable, limit: float | None, placed: Placing) -> Split:
     name, needs = _name(spec), worst_stage(spec).total
     if limit is not None and needs > limit:
         return Split(name, spec, None, needs, "too large")
@@ -158,9 +162,7 @@ def _name(spec: RunSpec) -> str:
     return f"{label(spec)}, {many} micro-batches" if spec.parallel.pp > 1 else label(spec)
 
 
-def _searched(
-    split: Split, table: CostTable, limit: float | None, placed: Callable[[RunSpec, int], Where]
-) -> list[Split]:
+def _searched(split: Split, table: CostTable, limit: float | None, placed: Placing) -> list[Split]:
     """Orders found for the split's micro-batches, on the hosts where it would be, that fit there."""
     where, many = placed(split.spec, split.memory), split.spec.parallel.micro_batches
     try:
