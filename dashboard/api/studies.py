@@ -83,7 +83,11 @@ def create_study(request: HttpRequest, payload: t.StudyIn, key: Key = None) -> A
 
 def _warnings(study: Study) -> dict[str, list[str]]:
     """What was warned of when the study was created, by label."""
-    return {name: [f"{WARNINGS['unsaved']} {why}"] for name, why in study.unsaved.items()}
+    said: dict[str, list[str]] = {}
+    for kind, sentences in study.warnings.items():
+        for name, why in sentences.items():
+            said.setdefault(name, []).append(f"{WARNINGS[kind]} {why}")
+    return said
 
 
 @router.get("/{study_id}", auth=READ, response={200: s.Envelope[t.StudyDetail], **s.refusals(*s.SEES)})

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dashboard.control.hosts import Request
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs.disk import unsaved
 from dashboard.runs.fleet_checks import FleetCheck, fleet_check, with_need
 from dashboard.runs.run_files import Files
-from dashboard.runs.spreading import chosen
 from dashboard.runs.weights import weights_errors
+from dashboard.studies.saving import warnings
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_beside
 from parallel_core.plan.generation import worst_place
@@ -42,12 +41,12 @@ class Allowance:
         return True
 
 
-def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = math.inf) -> Plan:
+def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = math.inf, repeats: int = 1) -> Plan:
     """The plan with the variants that fit on reporting workers; the others become `skipped`, with the reason.
 
     `fleet`: a snapshot to use instead of a new one. `programs`: characters of own schedules for the memory of which
     there is time; variants beyond are kept, and counted in `unchecked`. Those that take too long themselves are in
-    `uncounted`.
+    `uncounted`. `repeats`: how often each will run.
     """
     fleet = fleet or FleetSnapshot.now()
     files, allowance, unchecked, uncounted = Files.of(fleet), Allowance(programs), 0, 0
@@ -70,15 +69,8 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = m
             kept.append(variant)
             checks[variant.name] = check
     asks = {name: check.asks for name, check in checks.items()}
-    said = _waits(checks), _unsaved(kept, asks, fleet)
+    said = _waits(checks), warnings(kept, asks, fleet, repeats)
     return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut, unchecked, uncounted, *said, asks)
-
-
-def _unsaved(kept: Iterable[Variant], asks: Mapping[str, Request], fleet: FleetSnapshot) -> dict[str, str]:
-    """Why variants that train would save nothing at their time limit, by name."""
-    timed = [one for one in kept if one.spec.train.max_minutes and not one.task]
-    said = {one.name: unsaved(one.spec, chosen(asks[one.name], fleet), fleet.every) for one in timed}
-    return {name: why for name, why in said.items() if why}
 
 
 def _waits(checks: Mapping[str, FleetCheck]) -> dict[str, str]:
@@ -95,9 +87,9 @@ def _waits(checks: Mapping[str, FleetCheck]) -> dict[str, str]:
     return {name: said[check.asks] for name, check in checks.items() if said[check.asks]}
 
 
-def previewed(plan: Plan, fleet: FleetSnapshot) -> Plan:
+def previewed(plan: Plan, fleet: FleetSnapshot, repeats: int) -> Plan:
     """`feasible` while somebody types: own schedules take long, so only the first ones are checked for memory."""
-    return feasible(plan, fleet, PREVIEWED_PROGRAMS)
+    return feasible(plan, fleet, PREVIEWED_PROGRAMS, repeats)
 
 
 def _of_other_weights(variant: Variant, fleet: FleetSnapshot) -> str:

@@ -14,6 +14,7 @@ from dashboard.accounts.roles import may_submit
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import selectors as ledger
 from dashboard.numbers import number
+from dashboard.runs.form_words import in_form_words
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.spreading import chosen, several
@@ -122,7 +123,8 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
     skipped = [(gone.name, gone.reason) for gone in plan.skipped]
     found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": skipped}
     found |= {"unchecked": plan.unchecked, "uncounted": plan.uncounted, "note": form.runs_note}
-    found["waits"], found["unsaved"] = reruns.waiting_text(plan.waits), reruns.by_reason(plan.unsaved)
+    found["waits"] = reruns.waiting_text(plan.waits)
+    found["warnings"] = {kind: in_form_words(reruns.by_reason(said)) for kind, said in plan.warnings.items()}
     found["too_many"] = services.too_many(plan, form.cleaned_data.get("repeats") or 1)
     found["untimed"] = next((step.untimed for step in steps if step.untimed), None)
     return {**found, "record": ledger.time_record().sentence() if any(step.seconds for step in steps) else ""}

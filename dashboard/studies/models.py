@@ -18,8 +18,8 @@ class Study(models.Model):
     """`kind` is one of `kinds.KINDS`, or says how else the study was created: starter, postmortem. `settings` has the
     values of its form, so that it can be cloned."""
 
-    unsaved: Mapping[str, str] = MappingProxyType({})
-    """Why runs would save nothing at their time limit, by name, of one that has just been created; not stored."""
+    warnings: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    """What was warned of one that has just been created: sentences by the run's name, by kind; not stored."""
 
     name = models.CharField(max_length=120)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="studies")

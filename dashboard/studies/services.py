@@ -145,7 +145,7 @@ def create(
     4. The first run of the plan is the baseline.
     """
     fleet = _fleet_for(owner, queue)
-    new = replace(new, plan=feasible(new.plan, fleet))
+    new = replace(new, plan=feasible(new.plan, fleet, repeats=repeats))
     _check(name, new.plan, repeats)
     kept = {**new.asked, "cores": _cores(new.plan, fleet), "repeats": repeats, "note": new.note}
     kept["skipped"] = [[s.name, s.reason] for s in new.plan.skipped]
@@ -153,7 +153,7 @@ def create(
         kept["side_by_side"] = True
     queued = {"run_on": str(queue.run_on), "priority": queue.priority}
     study = Study(name=name.strip(), owner=owner, kind=new.kind, base=new.base, settings=kept, **queued)
-    study.unsaved = dict(new.plan.unsaved)
+    study.warnings = dict(new.plan.warnings)
     prepared = runs.prepare(owner=owner, requests=_requests(study, new.plan, repeats, retries))
     with transaction.atomic():
         study.save()

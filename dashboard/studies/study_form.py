@@ -116,7 +116,7 @@ class StudyForm(Form):
     @cached_property
     def planned(self) -> Plan:
         """What of `plan` would run on this fleet, found once: it takes long for many variants. Needs a valid form."""
-        return previewed(self.plan(), self.fleet)
+        return previewed(self.plan(), self.fleet, self.cleaned_data.get("repeats") or 1)
 
     def create(self, owner: Any) -> Study:
         """Queues the study. Raises services.Invalid and PermissionDenied."""

@@ -76,8 +76,8 @@ class Plan:
     """The number of variants whose memory is not predicted (`memory.counted`), also when they are queued."""
     waits: Mapping[str, str] = field(default_factory=dict)
     """Why variants that no worker takes now would wait, as sentences by name (`feasible.feasible`)."""
-    unsaved: Mapping[str, str] = field(default_factory=dict)
-    """Why variants would save nothing at their time limit, as sentences by name (`feasible.feasible`)."""
+    warnings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What is said of variants and keeps nobody from queueing them: sentences by name, by kind (`saving.warnings`)."""
     asks: Mapping[str, Request] = field(default_factory=dict)
     """What the variants ask the placement for, by name (`feasible.feasible`)."""
 

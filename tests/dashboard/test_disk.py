@@ -125,6 +125,28 @@ def test_a_study_is_told_of_time_limits_at_which_nothing_could_be_saved(member: 
     assert said == [{"skipped": {}, "warnings": first}, {"skipped": {}, "warnings": {}}]
 
 
+def test_a_study_is_told_of_checkpoints_that_find_no_room(member: Client) -> None:
+    """One alone, or all of them together where each has room: checkpoints outlive their run."""
+    asked = {**MATRIX, "strategies": ["single", "dp"], "recompute": ["none"], "micro_batches": "1", "devices": "2"}
+    saving = {**asked, "train__checkpoint_every": "5", "train__keep": "1"}
+    free(0)
+    model = {"layers": 2, "hidden": 32, "heads": 4, "seq": 32, "vocab": 256}
+    one = checkpoint_bytes(RunSpec.model_validate({"model": model}))
+    assert "may not find room" not in preview(member, asked)
+    free(2 * one - 1)
+    alone = f"Up to 2 checkpoints of {bytes_text(one)} are there at once, and yard-a has "
+    early = unescape(preview(member, saving))
+    assert f"Their checkpoints may not find room.</strong> “Single” and “DP”: {alone}" in early
+    assert "; free some, or use Checkpoint every = 0." in early
+    free(4 * one)
+    assert "may not find room" not in preview(member, saving)
+    late = unescape(preview(member, {**saving, "repeats": "3"}))
+    taken = f"The checkpoints of all runs take up to {bytes_text(6 * one)} together; the hosts' disks have"
+    assert taken in late
+    free(4 * one, None)
+    assert "may not find room" not in preview(member, {**saving, "repeats": "3"}), "a host has not said"
+
+
 def test_a_run_is_checked_once_also_for_what_the_api_warns_of(member: Client) -> None:
     factory.worker("yard-a")
     with patch.object(submission, "fleet_check", wraps=submission.fleet_check) as checked:
