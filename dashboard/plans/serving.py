@@ -25,7 +25,9 @@ class ServingForm(SetupForm):
 
     prompt = WholeNumber(label="Prompt, tokens", min_value=1, max_value=MOST_TOKENS)
     output = WholeNumber(label="Output, tokens", min_value=1, max_value=MOST_TOKENS)
-    limit = Number(label="At most, ms a token", min_value=0.001, max_value=1e6, required=False)
+    limit = Number(
+        label="At most, ms a token", min_value=0.001, max_value=1e6, required=False, help_text="empty: no limit"
+    )
 
     batch = None  # type: ignore[assignment]  # the batch is a result here; None removes the inherited field
     DEFAULTS = {"model": "llama-70b", "cluster": "selene", "devices": 8, "prompt": 1024, "output": 256}
@@ -88,7 +90,16 @@ def sentences(form: ServingForm, best: int | None) -> list[str]:
     tokens = f"{rate} token{'' if rate == '1' else 's'} a second"
     first = f"{tokens}, prefill included, at {token} a token: {made.label(best)}."
     share = float(made.cache[best] / made.cluster.capacity)
-    return [first, f"{kept} The cache fills {percent_text(share)} of a device."]
+    return [first, *_nearly(made, best), f"{kept} The cache fills {percent_text(share)} of a device."]
+
+
+def _nearly(made: Served, best: int) -> list[str]:
+    """The way that answers much sooner and is nearly as fast, if there is one."""
+    way = made.nearly(best)
+    if way is None:
+        return []
+    rate = percent_text(float(made.throughput[way] / made.throughput[best]))
+    return [f"{rate} of that rate comes at {seconds_text(float(made.token[way]))} a token: {made.label(way)}."]
 
 
 def _none_fits(made: Served) -> str:

@@ -6,6 +6,8 @@ import re
 
 from django.test import Client
 
+from parallel_core.analysis.quantities import percent_text, seconds_text
+
 PAGE = "/planner/inference/"
 
 
@@ -26,6 +28,20 @@ def test_the_best_way_within_the_limit(reader: Client) -> None:
     first, unit, *_ = page.context["chart"].title.split()
     assert (float(told.split()[0]), told.split()[1]) == (float(first), unit), "the quickest comes first in the table"
     assert "No way is that quick" in reader.get(PAGE, {"limit": "0.01"}).content.decode()
+
+
+def test_a_way_that_answers_sooner_and_is_nearly_as_fast_is_named(reader: Client) -> None:
+    """The last 3 % of the rate take 1.8 times as long for a token."""
+    page = reader.get(PAGE)
+    made, best = page.context["form"].served, page.context["form"].served.best()
+    quick = {i: made.token[i] for i in range(len(made.token)) if made.fits[i]}
+    near = min((i for i in quick if made.throughput[i] >= 0.95 * made.throughput[best]), key=lambda i: quick[i])
+    assert made.token[near] < 0.6 * made.token[best]
+    share, token = made.throughput[near] / made.throughput[best], seconds_text(made.token[near])
+    said = f"{percent_text(share)} of that rate comes at {token} a token: {made.label(near)}."
+    assert page.context["verdict"][1] == said
+    limited = reader.get(PAGE, {"limit": "25"})
+    assert "of that rate" not in limited.content.decode(), "of those within the limit none is much sooner"
 
 
 def test_numbers_of_a_column_have_equally_many_digits(reader: Client) -> None:
