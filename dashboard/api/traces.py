@@ -62,7 +62,7 @@ def upload_trace(
         list[UploadedFile],
         File(
             description="Chrome traces of torch.profiler, one a rank, or steps of one run that a yard exported: .json, "
-            f".json.gz; {services.MAX_MIB} MiB in all"
+            f".json.gz; {services.MAX_SIZE} in all"
         ),
     ],
     name: Name = "",

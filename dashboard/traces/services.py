@@ -27,7 +27,7 @@ MAX_TRACES = 500
 FOLDER = "traces"
 LEFT_S = 24 * 3600
 """Age in seconds after which an upload without a row is deleted: the process that stored it must have been killed."""
-MAX_MIB = limits.MAX_TRACE_BYTES >> 20
+MAX_SIZE = bytes_text(limits.MAX_TRACE_BYTES)
 
 
 def upload(*, owner: Any, name: str, files: Sequence[File[bytes]], also: Also = nothing_else) -> Trace:
@@ -83,7 +83,7 @@ def _errors(name: str, files: Sequence[File[bytes]]) -> dict[str, str]:
     size = sum(file.size or 0 for file in files)
     if size > limits.MAX_TRACE_BYTES:
         over = bytes_text(size - limits.MAX_TRACE_BYTES)
-        return {"files": f"At most {MAX_MIB} MiB in all; these files have {over} more. gzip makes them small."}
+        return {"files": f"At most {MAX_SIZE} in all; these files have {over} more. gzip makes them small."}
     if Trace.objects.count() >= MAX_TRACES:
         return {"files": f"This yard keeps {MAX_TRACES} traces; delete one that nobody needs."}
     return {}

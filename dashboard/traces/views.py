@@ -54,7 +54,7 @@ def new(request: HttpRequest) -> HttpResponse:
             errors = error.field_errors
         else:
             return redirect("traces:page", trace.pk)
-    context = {"values": values, "errors": errors, "max_mib": services.MAX_MIB}
+    context: dict[str, Any] = {"values": values, "errors": errors, "max_size": services.MAX_SIZE}
     context |= {"max_name": limits.MAX_NAME, "max_files": services.MAX_FILES}
     return render(request, "traces/new.html", context, status=422 if errors else 200)
 

@@ -220,7 +220,7 @@ def test_uploads_are_bounded(member: Client, real: list[bytes], monkeypatch: pyt
         assert page.status_code == 422
         assert words in page.content.decode()
     monkeypatch.setattr(limits, "MAX_TRACE_BYTES", 0)
-    assert "At most 1024 MiB in all; these files have 3 B more." in send(member, ("a", b"123")).content.decode()
+    assert "At most 1 GiB in all; these files have 3 B more." in send(member, ("a", b"123")).content.decode()
     assert not Trace.objects.exists()
 
 
