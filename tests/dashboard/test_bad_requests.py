@@ -14,6 +14,7 @@ from dashboard.api.models import ApiToken, Scope
 from dashboard.api.v1 import MOST_FIELDS
 from dashboard.numbers import number, numbers
 from dashboard.runs.models import Run
+from dashboard.studies.models import Study
 from dashboard.traces.models import Trace
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
@@ -73,6 +74,17 @@ def test_addresses_with_what_no_number_is_are_answered(member: Client, addresses
     for address in addresses:
         for text in ("²", "9" * 5000, "%00"):
             assert member.get(address + text).status_code in (200, 302), address + text[:20]
+
+
+@pytest.mark.parametrize("name", ["items", "urlencode"])
+def test_a_parameter_called_like_a_method_of_the_query_is_kept_as_any_other(
+    member: Client, addresses: list[str], name: str
+) -> None:
+    study, trace = Study.objects.get().pk, Trace.objects.get().pk
+    page = member.get(f"/studies/{study}/?{name}=7&baseline=1")
+    assert page.status_code == 200 and f'<input type="hidden" name="{name}" value="7">' in page.content.decode()
+    page = member.get(f"/traces/{trace}/?{name}=7&step=1")
+    assert f"/traces/{trace}/whatif/?{name}=7&amp;step=1" in page.content.decode()
 
 
 @pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary="])
