@@ -42,9 +42,9 @@ def command(folder: Path, socket: Path) -> list[str]:
     return [str(get_binary_path()), *(part for key, value in options.items() for part in (f"--{key}", value))]
 
 
-def wait_ready(url: str, limit: float = READY_LIMIT_S) -> None:
-    """Returns once the server answers. Raises TimeoutError after `limit` seconds."""
-    deadline = time.monotonic() + limit
+def wait_ready(url: str) -> None:
+    """Returns once the server answers. Raises TimeoutError after READY_LIMIT_S."""
+    deadline = time.monotonic() + READY_LIMIT_S
     while time.monotonic() < deadline:
         try:
             with redis.Redis.from_url(url) as client:
@@ -52,7 +52,7 @@ def wait_ready(url: str, limit: float = READY_LIMIT_S) -> None:
             return
         except redis.RedisError:
             time.sleep(0.02)
-    raise TimeoutError(f"The broker at {url} did not answer within {limit:.0f} s.")
+    raise TimeoutError(f"The broker at {url} did not answer within {READY_LIMIT_S:.0f} s.")
 
 
 def end_left(url: str, limit: float = READY_LIMIT_S) -> None:

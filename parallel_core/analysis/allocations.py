@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_LISTED = 20
+_DEVICE = 0
+"""A rank sees its own device alone, as number 0."""
 _FREED = "free_completed"
 """Not free_requested: until free_completed another stream may still use the block, and its bytes are not reused."""
 
@@ -60,14 +62,14 @@ class _Block(NamedTuple):
     frames: tuple[Frame, ...]
 
 
-def allocations(snapshot: Mapping[str, Any], device: int = 0) -> Allocations:
-    """Allocations of one device. Raises ValueError for a missing field, or if nothing was recorded."""
+def allocations(snapshot: Mapping[str, Any]) -> Allocations:
+    """Allocations of the rank that took it. Raises ValueError for a missing field, or if nothing was recorded."""
     try:
-        events = [e for e in snapshot["device_traces"][device] if e["action"] in ("alloc", _FREED)]
+        events = [e for e in snapshot["device_traces"][_DEVICE] if e["action"] in ("alloc", _FREED)]
         at_end = [
             block
             for segment in snapshot["segments"]
-            if segment["device"] == device
+            if segment["device"] == _DEVICE
             for block in segment["blocks"]
             if block["state"].startswith("active")
         ]
@@ -77,7 +79,7 @@ def allocations(snapshot: Mapping[str, Any], device: int = 0) -> Allocations:
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"the snapshot lacks or spoils {error}") from error
     if not events:
-        raise ValueError(f"nothing was allocated or freed on device {device}")
+        raise ValueError("nothing was allocated or freed")
     return _account(times - times[0], blocks, rounded)
 
 

@@ -149,12 +149,13 @@ def runs_of(split: ParallelSpec, place: int) -> list[Run] | None:
     return _RUNS[split.schedule](place, split.pp, split.micro_batches)
 
 
-def in_flight(name: str, stage: int, pp: int, micro_batches: int, chunks: int | None = None) -> int:
-    """Most micro-batches whose activations `stage` keeps at once; in closed form if its schedule has one."""
+def in_flight(name: str, stage: int, pp: int, micro_batches: int) -> int:
+    """Most micro-batches whose activations `stage` keeps at once, with the schedule's default number of chunks; in
+    closed form if it has one."""
     maker = _maker(name, pp)
     if maker.in_flight is not None:
         return maker.in_flight(stage, pp, micro_batches)
-    made = compute_only(name, pp, micro_batches, chunks=chunks)
+    made = compute_only(name, pp, micro_batches)
     (rank,) = made.placement[stage]
     return max(held.forward for held in states(made.programs[rank], stage))
 

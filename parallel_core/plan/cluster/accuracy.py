@@ -48,11 +48,11 @@ class Row:
         return self.predicted / self.measured - 1
 
 
-def step_times(efficiency: Efficiency | None = None) -> list[Row]:
+def step_times() -> list[Row]:
     """The 18 rows: Korthikanti et al. 2022, Table 5 (8), and Narayanan et al. 2021, Table 1 (10)."""
     found = []
     for case in cases():
-        seconds = predicted(case, efficiency or fitted())
+        seconds = predicted(case, fitted())
         found.append(Row(case.key, case.seconds, seconds, "s", case.source, case.key in fitted_rows()))
     return found
 

@@ -14,9 +14,10 @@ from parallel_core.plan.cluster.plans import Floats
 FREE = ("matrix", "memory", "link")
 """Constants that are fitted; the others keep the values of their sources."""
 _DELTA = 1e-3
+_MOST_ROUNDS = 40
 
 
-def fit(start: Efficiency, keys: Sequence[str], rounds: int = 40) -> Efficiency:
+def fit(start: Efficiency, keys: Sequence[str]) -> Efficiency:
     """Efficiency after Gauss-Newton over FREE from `start`, on rows with these keys. Raises KeyError for an unknown
     row."""
     known = {case.key: case for case in cases()}
@@ -27,7 +28,7 @@ def fit(start: Efficiency, keys: Sequence[str], rounds: int = 40) -> Efficiency:
         return np.array([predicted(case, made) / case.seconds - 1 for case in chosen])
 
     values = np.array([getattr(start, name) for name in FREE])
-    for _ in range(rounds):
+    for _ in range(_MOST_ROUNDS):
         here = errors(values)
         slopes = np.column_stack([(errors(values + _DELTA * unit) - here) / _DELTA for unit in np.eye(len(FREE))])
         move = np.linalg.lstsq(slopes, -here, rcond=None)[0]
