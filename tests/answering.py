@@ -18,9 +18,9 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(port: int = 0) -> Iterator[int]:
-    """Its port, by default a free one."""
-    with HTTPServer(("127.0.0.1", port), _Answer) as server:
+def answering() -> Iterator[int]:
+    """Its port, a free one."""
+    with HTTPServer(("127.0.0.1", 0), _Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_port
         server.shutdown()

@@ -11,9 +11,9 @@ from parallel_core.observe.records import encode
 from tests.dashboard import factory
 
 
-def line(what: str, alpha: float, beta: float, ranks: int = 2, hosts: int = 2) -> dict[str, Any]:
+def line(what: str, alpha: float, beta: float) -> dict[str, Any]:
     sizes = [1024, 1 << 24]
-    found = {"what": what, "ranks": ranks, "hosts": hosts}
+    found = {"what": what, "ranks": 2, "hosts": 2}
     found["time"] = {"sizes": sizes, "seconds": [alpha + beta * size for size in sizes]}
     return found
 

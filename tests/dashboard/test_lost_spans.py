@@ -25,8 +25,8 @@ from tests.dashboard.test_spooled_spans import SPANS
 pytestmark = pytest.mark.django_db
 
 
-def omitted(rank: int, *steps: int, total: int = SPANS) -> bytes:
-    rows = np.array([(step, total) for step in steps], OMITTED)
+def omitted(rank: int, *steps: int) -> bytes:
+    rows = np.array([(step, SPANS) for step in steps], OMITTED)
     return encode({"kind": "omitted", "rank": rank, "t": 1.0, "end": 10_000}, rows.tobytes())
 
 

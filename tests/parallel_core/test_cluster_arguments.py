@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from parallel_core.plan.cluster.arguments import megatron, to_time, torchrun
-from parallel_core.plan.cluster.hardware import Cluster, clusters, devices
+from parallel_core.plan.cluster.hardware import clusters, devices
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plans import Plan
@@ -32,8 +32,8 @@ ASKS = {
 """Arguments that Megatron-LM asserts, or that its guide requires, in combination with another argument."""
 
 
-def flags(plan: Plan, job: Job = JOB, cluster: Cluster = SELENE) -> list[str]:
-    return megatron(job, cluster, plan)[0]
+def flags(plan: Plan, job: Job = JOB) -> list[str]:
+    return megatron(job, SELENE, plan)[0]
 
 
 @pytest.mark.parametrize("state", [8, 16, 18, 20])
