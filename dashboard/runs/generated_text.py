@@ -19,6 +19,7 @@ from parallel_core.analysis.generated import (
     rate,
     replicas,
     text,
+    whole_rate,
 )
 from parallel_core.analysis.quantities import bytes_text, percent_text, plural_text, rate_text, seconds_text
 from parallel_core.analysis.stats import summarise
@@ -92,6 +93,7 @@ def sentence(run: Run) -> str:
     out = f"{done}{of} token{'s' if wanted > 1 else ''}{several}: the first after {seconds_text(all_of_it['prefill'])}"
     if (speed := rate(reported)) is not None:
         out += f", then {seconds_text(speed[0])} each (median), {rate_text(speed[1])}"
+        out += f"; {rate_text(whole_rate(reported) or 0.0)} overall"
     return f"{out}."
 
 
@@ -103,6 +105,7 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
     caches = [rank["kv_bytes"] for rank in ranks(run).values()]
     what = "prompt token"
     over = f", over {len(reported)} replicas" if len(reported) > 1 else ""
+    together = f"{run.task['samples']} at a time{over}"
     return [
         (
             "Prefill",
@@ -110,7 +113,7 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
             f"{plural_text(prompt, what)}{_share(first)}",
         ),
         ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
-        ("Speed", rate_text(speed[1]) if speed else "–", f"after the prefill, {run.task['samples']} at a time{over}"),
+        ("Speed", rate_text(speed[1]) if speed else "–", f"{_at_median(reported)}, {together}"),
         (
             "Keys and values",
             bytes_text(max(caches)) if caches else "–",
@@ -118,6 +121,12 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
         ),
         generate_panel.figure(run),
     ]
+
+
+def _at_median(reported: Sequence[Mapping[str, Any]]) -> str:
+    """What the speed is, and beside it that of the whole texts so far: a few slow tokens leave the median as it is."""
+    whole = whole_rate(reported)
+    return f"at the median token ({rate_text(whole)} overall)" if whole else "at the median token"
 
 
 def _holders(devices: int, caches: list[int]) -> str:
@@ -162,6 +171,7 @@ def measured(run: Run) -> dict[str, Any] | None:
     - prefill: seconds until the first token.
     - token: Stats of the seconds of each later token, on the slowest replica; None before the second token.
     - tokens_per_s: over all texts and replicas, at their medians; None before the second token.
+    - overall_tokens_per_s: all tokens over the time from the prompt to the last one, on the slowest replica.
     - kv_bytes: keys and values on the rank that has the most.
     - digest: SHA-256 of the tokens of all texts: equal for equal texts.
     - parts: analysis.generated.Parts of the slowest replica; None if its ranks have not told them.
@@ -178,6 +188,7 @@ def measured(run: Run) -> dict[str, Any] | None:
         "prefill": made["prefill"],
         "token": asdict(summarise(made["seconds"])) if speed else None,
         "tokens_per_s": speed[1] if speed else None,
+        "overall_tokens_per_s": whole_rate(_replicas(run)),
         "kv_bytes": max(rank["kv_bytes"] for rank in ranks(run).values()),
         "digest": hashlib.sha256(json.dumps(made["tokens"]).encode()).hexdigest(),
     }

@@ -61,7 +61,10 @@ class Row:
     token: Stats | None = None
     """Of each token after the first, on the slowest replica."""
     rate: float | None = None
-    """Tokens/s of all texts."""
+    """Tokens/s of all texts at the median token."""
+    overall: float | None = None
+    """Tokens/s of all texts with the prefill, and with the tokens that took longer; None also for runs of earlier
+    versions."""
     kv_bytes: int | None = None
     """Keys and values on the rank that has the most."""
     memory: Mapping[str, Any] | None = None
@@ -202,6 +205,7 @@ def _middle(rows: Sequence[Row]) -> Row:
         prefill=median(row.prefill for row in rows if row.prefill is not None),
         token=_middle_stats(tokens) if tokens else None,
         rate=median(row.rate for row in rows if row.rate is not None),
+        overall=median(whole) if (whole := [row.overall for row in rows if row.overall is not None]) else None,
         memory=_middle_memory(memories) if memories else None,
         parts=Parts(*(median(column) for column in zip(*told, strict=True))) if told else None,
         others=max((row.others for row in rows if row.others is not None), default=None),
@@ -234,6 +238,7 @@ def _row(run: Run) -> Row:
         prefill=made["prefill"],
         token=Stats(**made["token"]) if made["token"] else None,
         rate=made["tokens_per_s"],
+        overall=made.get("overall_tokens_per_s"),
         kv_bytes=made["kv_bytes"],
         memory=run.summary.get("memory"),
         digest=made["digest"],

@@ -33,6 +33,7 @@ COLUMNS = (
     *("speedup", "speedup_low", "speedup_high"),
     *("communication_share", "cpu_others"),
     *("kv_bytes", "peak_bytes", "predicted_peak_bytes", "same_text", "differs_in_text", "differs_from_token"),
+    "overall_tokens_per_s",
 )
 LIVE_PARTS = {"verdict": "verdict_words", "again": "again", "generation-table": "generation_table"}
 """Id of an element that changes while runs go on -> its template."""
@@ -92,6 +93,7 @@ def rows(study: Study) -> Iterator[Sequence[Any]]:
             *((speed.ratio, *speed.interval) if speed else (None,) * 3),
             *(row.parts.communication if row.parts else None, row.others),
             *(row.kv_bytes, row.peak, row.predicted, same, *where.get(row.run.pk, (None, None))),
+            row.overall,
         )
         yield [
             *(row.run.pk, no_formula(row.label), *split, row.run.devices, row.run.state),

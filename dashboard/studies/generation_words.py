@@ -76,7 +76,7 @@ def _answer(view: Generations, found: Sequence[Row]) -> str:
 
 def _speed(view: Generations, found: Sequence[Row]) -> str:
     """The fastest split against the single device."""
-    best, reached = found[0], f"{rate_text(found[0].rate or 0.0)} after the prefill"
+    best, reached = found[0], f"{rate_text(found[0].rate or 0.0)} at the median token"
     if len(found) == 1 and view.disturbed:
         return f"{best.label} alone was not disturbed: {reached}"
     if len(found) == 1:

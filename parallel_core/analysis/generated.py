@@ -210,6 +210,15 @@ def rate(told: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
     return max(medians), speed
 
 
+def whole_rate(told: Sequence[Mapping[str, Any]]) -> float | None:
+    """Tokens/s of whole texts: all tokens so far over the time from the prompt to the newest one, of the slowest of
+    `replicas`. Unlike `rate` it counts the prefill, and tokens that took longer than the median. None without any."""
+    if not told:
+        return None
+    took = max(replica["prefill"] + sum(replica["seconds"]) for replica in told)
+    return sum(len(tokens) for replica in told for tokens in replica["tokens"]) / max(took, 1e-9)
+
+
 def first_difference(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]]) -> tuple[int, int] | None:
     """(sample, position) of the first token in which the texts `a` and `b` differ, both from 0; None if they are equal.
 
@@ -229,7 +238,7 @@ def timing(told: Sequence[Mapping[str, Any]], prompt: int) -> str:
     text = f"prefill of {prompt * len(all_of_it['tokens'])} tokens {seconds_text(all_of_it['prefill'])}"
     if (speed := rate(told)) is not None:
         text += f"; then {seconds_text(speed[0])} a token (median of {len(all_of_it['seconds'])}), "
-        text += f"{significant(speed[1])} tokens/s"
+        text += f"{significant(speed[1])} tokens/s ({significant(whole_rate(told) or 0.0)} overall)"
     return text
 
 

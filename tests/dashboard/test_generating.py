@@ -75,7 +75,7 @@ def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
     tell(attempt, 0, b"sum")
     page = plain(client.get(f"/runs/{made.pk}/").content.decode())
     assert '<span class="prompt">def </span>sum</pre>' in page
-    assert "3 of 8 tokens: the first after 10 ms, then 2 ms each (median), 500 tokens/s." in page
+    assert "3 of 8 tokens: the first after 10 ms, then 2 ms each (median), 500 tokens/s; 214 tokens/s overall." in page
     tell(attempt, 3, b"(xs):", done=True)
     tell(attempt, 3, b"(xs):")  # a repeated record changes nothing
     part = plain(client.get(f"/runs/{made.pk}/part/text").content.decode())
@@ -130,7 +130,7 @@ def test_replicas_share_the_texts_out(client: Client, source: Run) -> None:
     assert (
         "3 of 8 tokens in each of 2 texts" in page
         and "1 k tokens/s" in page
-        and "after the prefill, 2 at a time" in page
+        and "at the median token (455 tokens/s overall), 2 at a time" in page
         and "over 2 replicas" in page
     )
     again = client.get(f"/runs/{source.pk}/generate?like={run.pk}").content.decode()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parallel_core.analysis.generated import Parts, growth, joined, over_position, parts
+from parallel_core.analysis.generated import Parts, growth, joined, over_position, parts, rate, timing, whole_rate
 from parallel_core.layout import Layout
 from parallel_core.observe import host
 from parallel_core.spec import RunSpec
@@ -101,3 +101,14 @@ def test_a_short_time_is_not_measured_by_ticks(
 def test_the_wait_of_a_thread_is_unknown_without_the_kernel_s_statistics() -> None:
     assert math.isnan(host._waited("no-such-process"))
     assert host._waited("thread-self") >= 0 and host._waited(str(os.getpid())) >= 0
+
+
+def test_the_rate_of_whole_texts_counts_the_prefill_and_slow_tokens() -> None:
+    """Two replicas with two texts each: 12 tokens in the 4 s of the slower one. Three of its four later tokens took
+    0.5 s, so that the median speaks of 2 x 2 tokens a half second."""
+    slow = {"tokens": [[1] * 5] * 2, "prefill": 1.0, "seconds": [0.5, 0.5, 1.5, 0.5]}
+    quick = {"tokens": [[1]] * 2, "prefill": 0.5, "seconds": []}
+    told = [{**one, "kv_bytes": 0} for one in (slow, quick)]
+    assert whole_rate(told) == pytest.approx(12 / 4.0) and whole_rate([]) is None
+    assert rate(told[:1]) == (pytest.approx(0.5), pytest.approx(4.0))
+    assert timing(told[:1], prompt=3).endswith("500 ms a token (median of 4), 4 tokens/s (2.5 overall)")

@@ -47,7 +47,7 @@ def test_no_split_of_a_text_is_known_before_one_has_run(client: Client, study: S
 def test_the_answer_is_the_first_sentence(client: Client, study: Study) -> None:
     finish_all(study)
     assert verdict(client, study) == [
-        "TP 2 is fastest: 2 k tokens/s after the prefill, 2.00x (2.00x to 2.00x) the single device; "
+        "TP 2 is fastest: 2 k tokens/s at the median token, 2.00x (2.00x to 2.00x) the single device; "
         "each rank computes 1/2 of a layer, and communication takes 25 % of a token.",
         "All 4 splits generate the same text.",
         "PP 2 needs least memory, 5 MiB on its worst rank.",
@@ -55,6 +55,7 @@ def test_the_answer_is_the_first_sentence(client: Client, study: Study) -> None:
     page = plain(client.get(f"/studies/{study.pk}/").content.decode())
     for word in TRAINING_WORDS:
         assert word not in page.partition("<main")[2], word
+    assert "941 overall" in page
     charts = charts_of(client, study)
     assert [row[:2] for row in charts["tokens"]["rows"]] == [
         ["TP 2", "1.00 ms"],
@@ -75,6 +76,8 @@ def test_the_csv_has_every_run(client: Client, study: Study) -> None:
         ("Single", "1", 1000.0),
         ("PP 2", "1", pytest.approx(2000 / 3)),
     ]
+    took = [10e-3 + 7e-3, 10e-3 + 7 * 1.6e-3, 10e-3 + 14e-3, 10e-3 + 21e-3]  # two texts of 8 tokens
+    assert [float(row["overall_tokens_per_s"]) for row in rows] == pytest.approx([16 / seconds for seconds in took])
     assert [int(row["peak_bytes"]) // MIB for row in rows] == [6, 9, 9, 5]
     assert {row["same_text"] for row in rows} == {"True"} and {row["kv_bytes"] for row in rows} == {"4096"}
     assert all(int(row["predicted_peak_bytes"]) > 0 for row in rows)
@@ -99,14 +102,14 @@ def test_a_text_that_differs_is_named_and_not_explained_away(client: Client, stu
 def test_a_single_device_that_nothing_beats_is_said_to_be_fastest(client: Client, study: Study) -> None:
     finish(run_of(study, "Single"), 1e-3, 6 * MIB)
     assert verdict(client, study)[:2] == [
-        "Single alone has a result so far: 2 k tokens/s after the prefill.",
+        "Single alone has a result so far: 2 k tokens/s at the median token.",
         "Its worst rank needs 6 MiB.",
     ]
     finish(run_of(study, "TP 2"), 2e-3, 6 * MIB)
     finish(run_of(study, "PP 2"), 3e-3, 6 * MIB)
     said = verdict(client, study)
     assert said[0] == (
-        "No split is faster than the single device, 2 k tokens/s after the prefill: "
+        "No split is faster than the single device, 2 k tokens/s at the median token: "
         "TP 2 reaches 0.50x (0.50x to 0.50x) of it; "
         "communication takes 25 % of a token."
     )
@@ -134,7 +137,7 @@ def test_within_noise_is_said(client: Client, study: Study) -> None:
     run.summary["generation"]["token"]["p90"] = 2.2e-3
     run.save()
     assert verdict(client, study)[0].startswith(
-        "TP 2 is fastest, but within noise: 1.05 k tokens/s after the prefill, 1.05x (0.91x"
+        "TP 2 is fastest, but within noise: 1.05 k tokens/s at the median token, 1.05x (0.91x"
     )
     page = client.get(f"/studies/{study.pk}/").content.decode()
     assert '1.05x<br><span class="sub small">within noise</span>' in page, "in a line of its own, for the last column"
@@ -142,7 +145,7 @@ def test_within_noise_is_said(client: Client, study: Study) -> None:
     run.save()
     said = verdict(client, study)[0]
     assert said.startswith(
-        "TP 2 is fastest, but within noise (1 token): 1.05 k tokens/s after the prefill, 1.05x the single device"
+        "TP 2 is fastest, but within noise (1 token): 1.05 k tokens/s at the median token, 1.05x the single device"
     )
     assert "within noise (1 token)</span>" in client.get(f"/studies/{study.pk}/").content.decode()
 
@@ -154,7 +157,7 @@ def test_without_the_single_device_nothing_is_compared_with_it(client: Client, s
     factory.start(run_of(study, "Single"))
     factory.end(run_of(study, "Single"), State.FAILED, "Rank 0 ran out of memory: weights", "out_of_memory")
     said = verdict(client, study)
-    assert said[0] == "TP 2 is fastest of 2, 2 k tokens/s after the prefill; the single device has no result."
+    assert said[0] == "TP 2 is fastest of 2, 2 k tokens/s at the median token; the single device has no result."
     assert "Single failed and is left out: Rank 0 ran out of memory: weights." in said
     page = client.get(f"/studies/{study.pk}/").content.decode()
     assert "Rank 0 ran out of memory: weights" in page and 'data-state="failed"' in page
@@ -226,4 +229,5 @@ def test_the_api_shows_it_like_any_other_study(client: Client, study: Study, ali
     assert [member["strategy"] for member in found["members"]] == ["Generate"] * 4
     one = client.get(f"/api/v1/runs/{study.baseline_id}", headers=bearer(alice, Scope.READ)).json()["data"]
     assert one["summary"]["generation"]["tokens_per_s"] == pytest.approx(1000)
+    assert one["summary"]["generation"]["overall_tokens_per_s"] == pytest.approx(16 / 24e-3)
     assert one["summary"]["memory"]["peak_total"] == 9 * MIB

@@ -56,7 +56,7 @@ def test_runs_of_an_earlier_version_say_that_parts_were_not_measured(client: Cli
     assert charts["where"]["title"] == "Where a token goes was not measured by these runs."
     assert (
         verdict(client, study)[0]
-        == "TP 2 is fastest: 2 k tokens/s after the prefill, 2.00x (2.00x to 2.00x) the single device."
+        == "TP 2 is fastest: 2 k tokens/s at the median token, 2.00x (2.00x to 2.00x) the single device."
     )
 
 
@@ -67,7 +67,7 @@ def test_times_of_a_disturbed_run_are_left_out_but_not_its_text(client: Client, 
     finish(run_of(study, "PP 2"), 3e-3, 9 * MIB, others=0.0)
     said = verdict(client, study)
     assert said[0] == (
-        "DP 2 is fastest: 1.25 k tokens/s after the prefill, 1.25x (1.25x to 1.25x) the single device; "
+        "DP 2 is fastest: 1.25 k tokens/s at the median token, 1.25x (1.25x to 1.25x) the single device; "
         "its 2 replicas share out the texts and exchange nothing."
     )
     assert said[1:4] == [
@@ -117,7 +117,7 @@ def test_a_disturbed_single_device_is_no_base(client: Client, study: Study) -> N
     finish(run_of(study, "DP 2"), 1.6e-3, 6 * MIB, others=0.0)
     assert (
         verdict(client, study)[0]
-        == "TP 2 is fastest of 2, 2 k tokens/s after the prefill; the single device was disturbed."
+        == "TP 2 is fastest of 2, 2 k tokens/s at the median token; the single device was disturbed."
     )
 
 
