@@ -68,7 +68,8 @@ def verdict(results: Sequence[Result], baseline: Result) -> list[str]:
 def fastest(results: Sequence[Result], baseline: Result) -> str:
     """Which run is fastest, its speedup over the baseline, and the runs within noise of it."""
     best = min(results, key=lambda r: r.step.median)
-    close = _rivals(results, best, baseline)
+    rivals = _rivals(results, best, baseline)
+    close = also_close(rivals)
     lost = "; its loss is not finite any more" if best.diverged else ""
     if best is baseline:
         time = ns_text(best.step.median * 1e9)
@@ -76,15 +77,18 @@ def fastest(results: Sequence[Result], baseline: Result) -> str:
         return f"{baseline.label}, the baseline, {verb}: {time} a step{lost}{close}."
     gain = speedup(baseline.step, best.step)
     verb = "has the fastest median" if gain.within_noise or close else "is fastest"
-    times = f"{_times(gain)} {baseline.label}{_of_ideal(gain, best, baseline)}{noise(gain)}"
-    return f"{best.label} {verb}: {times}{'' if gain.within_noise else why_fast(best, baseline)}{lost}{close}."
+    times = f"{_times(gain)} {baseline.label}{_of_ideal(gain, best, baseline)}"
+    if gain.within_noise:
+        return f"{best.label} {verb}: {times}{_noise_of(gain, 'it', rivals)}{lost}."
+    return f"{best.label} {verb}: {times}{why_fast(best, baseline)}{lost}{close}."
 
 
 def slowest(results: Sequence[Result], baseline: Result) -> str:
     """Which run is slowest, its speedup over the baseline, why, and the runs within noise of it. Of equal ones the
     last, as in a list of the runs by their times."""
     worst = max(reversed(results), key=lambda r: r.step.median)
-    close = _rivals(results, worst, baseline)
+    rivals = _rivals(results, worst, baseline)
+    close = also_close(rivals)
     if worst is baseline:
         verb = "has the slowest median" if worst.step.few or close else "is slowest"
         return f"{baseline.label}, the baseline, {verb}: {ns_text(worst.step.median * 1e9)} a step{close}."
@@ -92,7 +96,9 @@ def slowest(results: Sequence[Result], baseline: Result) -> str:
     verb = "has the slowest median" if gain.within_noise or close else "is slowest"
     even = gain.within_noise and worst.devices <= baseline.devices  # on more devices, no gain is to be explained, too
     why = "" if even else why_slow(worst, baseline)
-    return f"{worst.label} {verb}: {ratio_text(gain.ratio)}{noise(gain)}{why}{close}."
+    if gain.within_noise:
+        return f"{worst.label} {verb}: {ratio_text(gain.ratio)}{_noise_of(gain, baseline.label, rivals)}{why}."
+    return f"{worst.label} {verb}: {ratio_text(gain.ratio)}{why}{close}."
 
 
 def least_memory(results: Sequence[Result]) -> str:
@@ -265,10 +271,18 @@ def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
     return f" ({percent_text(gain.ratio * baseline.ideal / result.ideal)} of ideal)"
 
 
-def _rivals(results: Sequence[Result], first: Result, baseline: Result) -> str:
-    """The runs that may be as fast, or as slow, as the first: their whiskers overlap its own."""
+def _rivals(results: Sequence[Result], first: Result, baseline: Result) -> list[str]:
+    """The runs that may be as fast, or as slow, as the first, without the baseline: their whiskers overlap its own."""
     others = [r for r in results if r is not first and r is not baseline]
-    return also_close([r.label for r in others if speedup(r.step, first.step).within_noise])
+    return [r.label for r in others if speedup(r.step, first.step).within_noise]
+
+
+def _noise_of(gain: Speedup, baseline: str, rivals: Sequence[str]) -> str:
+    """`noise` of a gain over the `baseline` that may be none, with the rivals of the run: one clause on both."""
+    if not rivals:
+        return noise(gain)
+    others = rivals[0] if len(rivals) == 1 else f"{len(rivals)} others"
+    return f"{noise(gain)} of {baseline} and of {others}"
 
 
 def also_close(labels: Sequence[str]) -> str:

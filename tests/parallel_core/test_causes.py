@@ -70,6 +70,18 @@ def test_without_a_step_of_the_baseline_its_largest_loss_is_said() -> None:
     assert sentences.slowest([base, NAIVE], base).endswith("; 58 % of its step is bubble.")
 
 
+def test_what_is_within_noise_of_the_baseline_and_of_others_is_said_once() -> None:
+    close, closer, third = (
+        Result(label, stats(at), breakdown=None) for label, at in (("A", 0.101), ("B", 0.102), ("C", 0.1015))
+    )
+    noisy = ", within noise of Single and of A."
+    assert sentences.slowest([SINGLE, close, closer], SINGLE) == f"B has the slowest median: 0.98x{noisy}"
+    assert sentences.slowest([SINGLE, close, closer, third], SINGLE).endswith(
+        ", within noise of Single and of 2 others."
+    )
+    assert sentences.fastest([SINGLE, close, closer], closer).endswith(" of B, within noise of it and of A.")
+
+
 def test_none_is_called_fastest_or_slowest_where_another_may_be() -> None:
     """Whiskers of the twins overlap, those of the baseline are far away."""
     twin = replace(FP16, label="BF16", step=stats(0.199))
