@@ -4,6 +4,7 @@ values would be lost."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 
@@ -20,7 +21,7 @@ def read(text: str | bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)  # a body of megabytes may have hundreds of thousands
+        twice = next(name for name, count in counts.items() if count > 1)
         raise NamedTwice(f"{twice[:40]!r} stands twice in one object")
     return made
