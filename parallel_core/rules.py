@@ -144,6 +144,7 @@ _NEEDED = {
     "float_": "A number",
     "finite_number": "A number",
     "bool_": "True or false",
+    "list_type": "A list",
     "tuple_type": "A list",
     "string_type": "A text",
 }
