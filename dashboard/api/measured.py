@@ -17,6 +17,7 @@ from dashboard.api.runs import RunId, run_of
 from dashboard.api.steps import require_traced
 from dashboard.json_values import finite_list
 from dashboard.runs import selectors, services, traces, whatif_replay
+from dashboard.runs.models import Run
 from dashboard.runs.trace_views import as_file
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, SHARE_SERIES
@@ -54,9 +55,7 @@ def series(
     if buckets:
         found = selectors.series(run, name, rank, buckets, since_step)
     else:
-        found = selectors.first_after(run, name, rank, since_step, limit or MOST_AT_ONCE)
-        if limit is None and found.shown < found.total:
-            raise services.Invalid({"limit": f"There are {found.total} points: give a limit, and get them in parts."})
+        found = _every_point(run, name, rank, since_step, limit)
     data = {
         "name": name,
         "rank": rank,
@@ -67,6 +66,14 @@ def series(
         "total": found.total,
     }
     return {"data": data, "meta": {"begins": begins, "names": names}}
+
+
+def _every_point(run: Run, name: str, rank: int, since_step: int, limit: int | None) -> selectors.Series:
+    """All points behind `since_step`, or the first `limit` of them. Raises Invalid for too many without a limit."""
+    found = selectors.first_after(run, name, rank, since_step, limit or MOST_AT_ONCE)
+    if limit is None and found.shown < found.total:
+        raise services.Invalid({"limit": f"There are {found.total} points: give a limit, and get them in parts."})
+    return found
 
 
 @router.get("/{run_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})

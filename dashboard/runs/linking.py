@@ -47,21 +47,8 @@ def submit(*, owner: Any, first: str, second: str, also: services.Also = service
     """
     pair = pair_of(first, second)
     workers = {worker.name: worker for worker in reporting() if worker.name in pair}
-    errors = {
-        name: f"No worker {given!r} reports; choose one that does."
-        for name, given in (("first", first), ("second", second))
-        if given not in workers
-    }
-    errors |= {
-        name: f"{given} takes no part in runs over several hosts (TRAINYARD_ACROSS_HOSTS=0 there); choose another."
-        for name, given in (("first", first), ("second", second))
-        if given in workers and not workers[given].across_hosts
-    }
-    errors |= {
-        name: f"{unable_text([(given, workers[given].version)], 'links')}; start it again with a newer one."
-        for name, given in (("first", first), ("second", second))
-        if given in workers and name not in errors and "links" not in workers[given].tasks
-    }
+    reasons = {"first": _why_not(first, workers.get(first)), "second": _why_not(second, workers.get(second))}
+    errors = {field: reason for field, reason in reasons.items() if reason}
     if not errors and first == second:
         errors["second"] = f"Links are timed between two hosts; {first} was chosen twice."
     if errors:
@@ -71,6 +58,17 @@ def submit(*, owner: Any, first: str, second: str, also: services.Also = service
     name, task = f"Links between {listed_text(pair)}", {"links": list(pair)}
     asked: services.RunRequest = {"spec": spec, "name": name, "exclusive": True, "task": task, "host_count": 2}
     return _written(services.prepare(owner=owner, requests=[asked]), pair, also)
+
+
+def _why_not(name: str, worker: Worker | None) -> str:
+    """Why links of the worker of this name cannot be timed, with what to do; '' if they can."""
+    if worker is None:
+        return f"No worker {name!r} reports; choose one that does."
+    if not worker.across_hosts:
+        return f"{name} takes no part in runs over several hosts (TRAINYARD_ACROSS_HOSTS=0 there); choose another."
+    if "links" not in worker.tasks:
+        return f"{unable_text([(name, worker.version)], 'links')}; start it again with a newer one."
+    return ""
 
 
 @transaction.atomic

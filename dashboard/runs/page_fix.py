@@ -34,16 +34,8 @@ def fix(run: Run) -> str:
         return f"Clone it without the fault “{injected}” that it injects: a run can end so by that alone."
     if run.cause == "out_of_memory" and not run.between:
         return generate_panel.fix(run) if run.generates else _less_memory(run)
-    if "ReplicasDiffer" in run.detail:
-        return "Resume from an earlier checkpoint, on another device: a device or its memory changed a value."
-    if f"{CorpusError.__name__}: " in run.detail:
-        return f"{_again(run)} once the right data are where its worker reads them."
-    if "AddressError: " in run.detail:
-        where, again = _first_worker(run), _again(run)
-        reached = "an address of its host that the others reach"
-        return f"Set TRAINYARD_ADDRESS on {where} to {reached}, start it again, then {again[:1].lower()}{again[1:]}."
-    if NO_SPACE in run.detail:
-        return f"{_again(run)} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
+    if named := _of_its_error(run):
+        return named
     if run.resume_run and _of_its_checkpoint(run):
         return _elsewhere(run.resume_run, run.resume_step, generates=run.generates)
     if run.cause == "not_finite":
@@ -63,6 +55,22 @@ def fix(run: Run) -> str:
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
     }.get(run.cause, "Clone it; the log below says more.")
+
+
+def _of_its_error(run: Run) -> str:
+    """What mends an error that the run's detail names; '' for any other one."""
+    if "ReplicasDiffer" in run.detail:
+        return "Resume from an earlier checkpoint, on another device: a device or its memory changed a value."
+    again = _again(run)
+    if f"{CorpusError.__name__}: " in run.detail:
+        return f"{again} once the right data are where its worker reads them."
+    if "AddressError: " in run.detail:
+        reached = "an address of its host that the others reach"
+        where = _first_worker(run)
+        return f"Set TRAINYARD_ADDRESS on {where} to {reached}, start it again, then {again[:1].lower()}{again[1:]}."
+    if NO_SPACE in run.detail:
+        return f"{again} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
+    return ""
 
 
 def _never_met(run: Run) -> bool:

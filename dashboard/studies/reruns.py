@@ -142,16 +142,21 @@ def run_again(
             if locked is None:
                 return []
             if _references(which(_listed(study))) == _references(wanted):
-                if requests and study.kind == fit.KIND:
-                    fit.search_on(locked)
-                queueing.follow(locked, prepared.runs, user)
-                written = runs.write(prepared)
-                if written:
-                    text = f"{user.get_username()} ran {plural_text(len(written), 'run')} again."
-                    locked.events.create(kind="again", text=text, actor=user)
-                return written
+                return _queue(locked, prepared, user)
         why.clear()
     return []
+
+
+def _queue(study: Study, prepared: runs.Prepared, user: Any) -> list[Run]:
+    """Queues the runs of a study that is locked, inside the caller's transaction, and lets a fit study search on."""
+    if prepared.runs and study.kind == fit.KIND:
+        fit.search_on(study)
+    queueing.follow(study, prepared.runs, user)
+    written = runs.write(prepared)
+    if written:
+        text = f"{user.get_username()} ran {plural_text(len(written), 'run')} again."
+        study.events.create(kind="again", text=text, actor=user)
+    return written
 
 
 def _listed(study: Study) -> list[Run]:

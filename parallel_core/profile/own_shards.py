@@ -89,8 +89,18 @@ def measure(
         LayerBench(plain, units, device, moved=moved),
         LayerBench(sharded(plain, level), units, device, replicas=group, moved=moved),
     )
-    batch, until = draw(plain, device), time.monotonic() + seconds
-    took: tuple[list[_Times], ...] = [], []
+    took, paces = _in_turns(benches, draw(plain, device), group, pacer, time.monotonic() + seconds)
+    pace, (own, cut) = expected(paces), ([expected(part) for part in zip(*kept, strict=True)] for kept in took)
+    forward, backward = (pace * max(0.0, more - less) for more, less in zip(cut, own, strict=True))
+    return Added(forward, backward, pace)
+
+
+def _in_turns(
+    benches: Sequence[LayerBench], batch: Batch, group: LoopbackGroup, pacer: PaceProbe, until: float
+) -> tuple[list[list[_Times]], list[float]]:
+    """Runs turns `until` this time (of time.monotonic), _LEAST to _MOST after those to warm up. Returns the times of
+    each bench in units of the reference work beside them, and the seconds of that."""
+    took: list[list[_Times]] = [[] for _ in benches]
     paces: list[float] = []
     for turn in range(_WARM + _MOST):
         each = _turn(benches, batch, group, pacer)
@@ -102,9 +112,7 @@ def measure(
             kept.append((pair[0] / pace, pair[1] / pace))
         if turn >= _WARM + _LEAST and time.monotonic() > until:
             break
-    pace, (own, cut) = expected(paces), ([expected(part) for part in zip(*kept, strict=True)] for kept in took)
-    forward, backward = (pace * max(0.0, more - less) for more, less in zip(cut, own, strict=True))
-    return Added(forward, backward, pace)
+    return took, paces
 
 
 def _turn(benches: Iterable[LayerBench], batch: Batch, group: LoopbackGroup, pacer: PaceProbe) -> list[_Times]:
