@@ -11,8 +11,9 @@ from dashboard.studies.rows import Row
 from parallel_core.analysis.breakdown import COMPONENTS
 
 METERS = ("tokens_per_s", "tflops", "mfu", "hfu", "peak_flops_per_s", "peak_devices")
-"""At the median step (see control.summary): tokens are what the run's speed counts, tflops is per device."""
-# Steps and their parts (`*_ns`) are the run's own; `step_at_baseline_batch_s` is the time for the baseline's samples.
+"""At the median step (see control.summary): tokens are what the run's speed counts, tflops is per device, and the peak
+that of all devices."""
+# docs/api.md explains the columns. A new one comes last: some read the file by the position of a column.
 COLUMNS = (
     *("run", "label", "state"),
     *("step_median_s", "step_p10_s", "step_p90_s", "timed_steps", "global_batch", "step_at_baseline_batch_s"),
@@ -23,6 +24,7 @@ COLUMNS = (
     *("cpu_others", "reference_s", "company", "speedup_at_baseline_pace"),
     *("final_loss", "held_out_loss", "lowest_held_out_loss", "largest_loss_difference"),
     "broken",
+    "devices",
 )
 
 
@@ -53,5 +55,5 @@ def _tail(row: Row) -> list[Any]:
     summary = row.run.summary
     values += [summary.get("final_loss"), (summary.get("held_out") or {}).get("loss"), row.held_out]
     values += [row.parity.largest if row.parity and row.parity.steps else None]
-    values += ["; ".join(row.run.injected)]
+    values += ["; ".join(row.run.injected), row.run.devices]
     return ["" if value is None else value for value in values]

@@ -190,6 +190,18 @@ def test_csv_holds_the_numbers_unrounded(reader: Client, study: Study) -> None:
         assert int(by_label[run.label]["memory_bytes"]) == run.memory_peak
 
 
+def test_csv_says_of_how_many_devices_a_rate_is(reader: Client, alice: Any) -> None:
+    """`tflops` is of one device, the peak of all."""
+    made = Study.objects.create(name="Two", owner=alice)
+    run = factory.finished(alice, {"dp": 2}, study=made)
+    own = {"tokens_per_s": 1.0, "tflops": 3.0, "mfu": 0.25, "hfu": 0.25, "peak_flops_per_s": 24e12, "peak_devices": 2}
+    Run.objects.filter(pk=run.pk).update(summary={**run.summary, "meters": own})
+    (row,) = csv.DictReader(io.StringIO(reader.get(f"/studies/{made.pk}/table.csv").content.decode()))
+    numbers = {name: float(row[name]) for name in ("tflops", "devices", "peak_flops_per_s", "mfu")}
+    assert numbers["mfu"] == numbers["tflops"] * 1e12 * numbers["devices"] / numbers["peak_flops_per_s"]
+    assert list(row)[-2:] == ["broken", "devices"], "columns keep their places"
+
+
 def test_csv_tells_the_faults_of_a_broken_run(reader: Client, alice: Any) -> None:
     made = Study.objects.create(name="One", owner=alice)
     faults = ["Straggler: rank 1 takes 2 times as long to compute", "Slow data: each batch is 20 ms late"]
