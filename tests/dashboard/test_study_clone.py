@@ -10,6 +10,8 @@ import pytest
 from django.test import Client
 
 from dashboard.studies.form_views import _bound
+from dashboard.studies.generation_form import GenerationForm
+from dashboard.studies.kinds import KINDS
 from dashboard.studies.models import Study
 from dashboard.studies.starter import create_starter
 from dashboard.studies.study_form import StudyForm
@@ -50,6 +52,11 @@ def would_run(form: StudyForm) -> list[dict[str, Any]]:
     again = _bound(form)
     assert again.is_valid(), again.errors
     return [variant.spec.model_dump(mode="json") for variant in again.planned.variants]
+
+
+def test_every_kind_is_cloned_here() -> None:
+    cloned = {str(asked["kind"]) for asked in ASKED.values()} | {GenerationForm.kind}  # has such a test of its own
+    assert not KINDS.keys() - cloned, "add what its form is asked to ASKED"
 
 
 @pytest.mark.parametrize("asked", ASKED)

@@ -16,7 +16,9 @@ import pytest
 
 from parallel_core import combinations
 from parallel_core.combinations import Combination
+from parallel_core.combinations.features import FEATURES
 from parallel_core.combinations.reasons import Reasons, pairs_text, short
+from parallel_core.faults import KINDS as FAULTS
 from tests.parallel_core import pair_checks, pair_legs, pair_runs, ranks
 from tests.parallel_core.pair_runs import Ran
 
@@ -110,6 +112,12 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == combinations.page(), (
         "python -m parallel_core.combinations docs/combinations.md writes it again"
     )
+
+
+def test_every_fault_is_a_feature() -> None:
+    fields = {name for leaves in FEATURES.values() for name in leaves}
+    without = [kind for kind in FAULTS if f"inject.{kind}" not in fields]
+    assert not without, f"add {', '.join(without)} to the faults in parallel_core/combinations/features.py"
 
 
 def test_a_refusal_names_what_would_do() -> None:
