@@ -69,16 +69,16 @@ def _heat_map(fields: Sequence[Field], tried: Sequence[Tried], best: Tried, quan
     for one in tried:
         cells.setdefault((one.places[down], one.places[across]), []).append(one)
     places = [[(y, x) for x in range(len(fields[across].values))] for y in range(len(fields[down].values))]
-    means = {place: _mean(runs) for place, runs in cells.items()}
+    lows = {place: _lowest(runs) for place, runs in cells.items()}
     trace = {
         "type": "heatmap",
         "x": list(range(len(fields[across].values))),
         "y": list(range(len(fields[down].values))),
-        "z": [[means.get(place) for place in row] for row in places],
-        "text": [[_cell(cells.get(place, ()), means.get(place), quantity) for place in row] for row in places],
-        "customdata": [[_hover(place, fields, (down, across), cells, means, quantity) for place in r] for r in places],
+        "z": [[lows.get(place) for place in row] for row in places],
+        "text": [[_cell(cells.get(place, ()), lows.get(place), quantity) for place in row] for row in places],
+        "customdata": [[_hover(place, fields, (down, across), cells, lows, quantity) for place in r] for r in places],
         "hovertemplate": "%{customdata}<extra></extra>",
-        **_scale([mean for mean in means.values() if mean is not None]),
+        **_scale([low for low in lows.values() if low is not None]),
         "xgap": 2,
         "ygap": 2,
     }
@@ -106,14 +106,14 @@ def _scale(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _mean(runs: Sequence[Tried]) -> float | None:
-    values = [one.value for one in runs if one.value is not None]
-    return sum(values) / len(values) if values else None
+def _lowest(runs: Sequence[Tried]) -> float | None:
+    """What the best of the runs of one cell reached, as in the title: by a mean another cell might be the best."""
+    return min((one.value for one in runs if one.value is not None), default=None)
 
 
-def _cell(runs: Sequence[Tried], mean: float | None, quantity: Quantity) -> str:
-    if mean is not None:
-        return quantity.text(mean)
+def _cell(runs: Sequence[Tried], lowest: float | None, quantity: Quantity) -> str:
+    if lowest is not None:
+        return quantity.text(lowest)
     return escape_label(runs[0].why) if runs else ""
 
 
@@ -122,13 +122,13 @@ def _hover(
     fields: Sequence[Field],
     axes: tuple[int, int],
     cells: dict[tuple[int, int], list[Tried]],
-    means: dict[tuple[int, int], float | None],
+    lows: dict[tuple[int, int], float | None],
     quantity: Quantity,
 ) -> str:
     runs = cells.get(place, [])
     where = ", ".join(escape_label(fields[i].at(at)) for i, at in zip(axes, place, strict=True))
-    several = f", mean of {len(runs)} runs" if len(runs) > 1 else ""
-    return f"{where}: {_cell(runs, means.get(place), quantity) or 'not tried'}{several}"
+    several = f", best of {len(runs)} runs" if len(runs) > 1 else ""
+    return f"{where}: {_cell(runs, lows.get(place), quantity) or 'not tried'}{several}"
 
 
 def _ring(x: int, y: int) -> dict[str, Any]:

@@ -66,8 +66,12 @@ def _of_three() -> list[Tried]:
 
 
 def test_runs_of_the_same_values_share_a_cell() -> None:
-    cells = charts.chart([RATE, BATCH], tried(((0, 0), 1.0), ((0, 0), 3.0)), LOSS, "s").figure["data"][0]
-    assert cells["z"][0][0] == 2.0 and cells["customdata"][0][0].endswith(": 2.00, mean of 2 runs")
+    """It has the best of them: in another, with a better mean, the most colour would be outside the frame."""
+    made = charts.chart([RATE, BATCH], tried(((0, 0), 1.0), ((0, 0), 3.0), ((1, 0), 1.5)), LOSS, "s")
+    cells, frame = made.figure["data"]
+    assert cells["z"][0][0] == cells["zmin"] == 1.0 and cells["text"][0][0] == "1.00", "as the title says"
+    assert min(frame["y"]) < 0 < max(frame["y"])
+    assert cells["customdata"][0][0].endswith(": 1.00, best of 2 runs")
     assert cells["customdata"][1][1] == "Rate 0.2, Batch 8: not tried"
 
 
