@@ -146,9 +146,8 @@ def _share(first: Mapping[str, Any] | None) -> str:
 def _spread(first: Mapping[str, Any] | None) -> str:
     if not first or not first["seconds"]:
         return "median"
-    seconds = sorted(first["seconds"])
-    low, high = seconds[len(seconds) // 10], seconds[-1 - len(seconds) // 10]
-    return f"median; 80 % within {seconds_text(low)} to {seconds_text(high)}"
+    own = summarise(first["seconds"])  # as in a study and its CSV
+    return f"median; 80 % within {seconds_text(own.p10)} to {seconds_text(own.p90)}"
 
 
 def api_record(run: Run) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
 from dashboard.runs import asking, queue, states, turns
+from dashboard.runs.generated_text import measured
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_fix import fix
 from parallel_core.observe.records import encode
@@ -86,6 +87,15 @@ def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
     for tab in ("ranks", "logs", "spec", "events", "timeline"):
         assert client.get(f"/runs/{made.pk}/?tab={tab}").status_code == 200
     assert client.get("/runs/").status_code == 200
+
+
+def test_the_spread_of_its_tokens_is_that_of_the_api(client: Client, made: Run) -> None:
+    seconds = [0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.02]
+    header = {"kind": "generated", "rank": 0, "t": 1.0, "first": 0, "tokens": [list(b"sum(xs):")], "prefill": 0.01}
+    factory.feed(factory.start(made), 0, encode({**header, "seconds": seconds, "kv_bytes": 4096}))
+    token = (measured(made) or {})["token"]
+    assert (token["p10"], token["p90"]) == (pytest.approx(0.0016), pytest.approx(0.0116))
+    assert "median; 80 % within 1.6 ms to 11.6 ms" in plain(client.get(f"/runs/{made.pk}/").content.decode())
 
 
 def test_a_text_of_white_space_is_told_from_none(client: Client, source: Run) -> None:
