@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from dashboard.one_look import read_once
 from dashboard.runs.models import Checkpoint, Run, State
 from parallel_core.analysis.quantities import steps_text
 
@@ -24,6 +25,7 @@ class Damage(NamedTuple):
         return f"The checkpoint after {steps_text(self.step)} {self.what}."
 
 
+@read_once
 def damaged(run: Run) -> dict[int, Damage]:
     """The run's damaged checkpoints by step; not those written again since, or from which a later run began."""
     rows = Run.objects.filter(resume_run=run).order_by("pk")

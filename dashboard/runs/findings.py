@@ -16,6 +16,7 @@ from django.core.cache import cache
 from django.db.models import Count, Sum
 
 from dashboard.once import once
+from dashboard.one_look import read_once
 from dashboard.runs import selectors
 from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import ENDED, Cursor, DeadLetter, Run
@@ -88,6 +89,7 @@ def change_of(run: Run, rule: str) -> str:
     return next((one.change for one in found), "")
 
 
+@read_once
 def _key(run: Run, newest: int | None) -> str:
     """Of a run that goes on, without its step: it is judged anew only after FRESH_S, and all browsers share that. Of
     one that has ended, with all that may still arrive of it, as from another host, and its checkpoints that are left.

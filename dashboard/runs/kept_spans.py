@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db.models import QuerySet
 
+from dashboard.one_look import read_once
 from dashboard.runs.models import Run, SpanChunk
 from dashboard.runs.traced import newest_traced_step, spans_of_newest
 from parallel_core.analysis.quantities import count_text, step_text
@@ -11,6 +12,7 @@ from parallel_core.analysis.quantities import count_text, step_text
 WHY = "its worker's disk limit was reached before the yard had stored them."
 
 
+@read_once
 def span_counts(run: Run, step: int, rank: int | None = None) -> tuple[int, int]:
     """(kept, recorded) numbers of spans of a step over all ranks, or of one: charts that show a part say "N of M"."""
     chunks = spans_of_newest(run).filter(step=step, **({} if rank is None else {"rank": rank}))
@@ -43,6 +45,7 @@ def any_dropped(run: Run) -> bool:
     return _dropped(run).exists()
 
 
+@read_once
 def newest_words(run: Run, step: int) -> str:
     """What the `newest_traced_step`, which is `step`, is called: it is not the newest one if later spans were
     dropped."""

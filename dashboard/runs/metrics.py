@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from django.db.models import Case, F, Min, Q, QuerySet, When
 
+from dashboard.one_look import read_once
 from dashboard.runs.host_clocks import ahead
 from dashboard.runs.models import Attempt, Run, SeriesChunk
 from parallel_core.analysis.downsample import Means, thin
@@ -59,9 +60,16 @@ def series(
     `buckets` > 0 thins them; 0 keeps all. Without `pauses`, times go on as if no time had passed between attempts (see
     `pause`).
     """
+    return _series(_points(run, name, rank, since_step, pauses), buckets)
+
+
+@read_once
+def _points(run: Run, name: str, rank: int, since_step: int, pauses: bool) -> np.ndarray:
     parts, _ = _merged(_chunks(run, name, rank), ahead(run, rank), since_step, _begun(run, name))
     points = _joined(parts, pauses=pauses)
-    return _series(points[points["step"] > since_step], buckets)
+    points = points[points["step"] > since_step]
+    points.flags.writeable = False  # others may get the same
+    return points
 
 
 def series_and_replaced(run: Run, name: str, rank: int = 0, buckets: int = 0) -> tuple[Series, list[Series]]:

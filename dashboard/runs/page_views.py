@@ -15,6 +15,7 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import Lit, lit_of, window_of
 from dashboard.live.changes import priced
+from dashboard.one_look import one_look
 from dashboard.runs import (
     corpus_names,
     generated_text,
@@ -45,6 +46,7 @@ from parallel_core.spec import RunSpec
 
 
 @require_safe
+@one_look()
 def page(request: HttpRequest, pk: int) -> HttpResponse:
     """The whole page. `?tab=` selects the tab, `?step=` the traced step, `?rank=` the rank whose log is shown."""
     run = _run(pk)
@@ -59,6 +61,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
 @token_may_read
 @require_safe
 @priced
+@one_look()
 def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
     """One part of the page, for live updates: `head`, `tiles`, `steps`, `findings`, `tab`, or `text` of a run that does
     not train. `series-csv` is a download. 404 for any other name.
@@ -85,6 +88,7 @@ def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
 @token_may_read
 @require_safe
 @priced
+@one_look()
 def data(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
     """JSON of `series` (all series, all points) or of one of DATA; 404 for any other name."""
     if name == "series":

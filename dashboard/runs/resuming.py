@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from dashboard.control.dispatch import resume_from
+from dashboard.one_look import read_once
 from dashboard.runs.damaged import damaged
 from dashboard.runs.models import Checkpoint, Run
 from parallel_core.analysis.quantities import count_text, significant, step_text
@@ -28,6 +29,7 @@ def parse(text: str) -> ResumeFrom | None:
     return {"run": int(found[1]), "step": int(found[2])}
 
 
+@read_once
 def steps(run: Run) -> list[int]:
     """Steps of the run's checkpoints that some worker still has, ascending."""
     return sorted(set(Checkpoint.objects.filter(run=run).values_list("step", flat=True)))

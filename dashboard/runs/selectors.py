@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from django.db.models import Count, Max, Subquery
 
+from dashboard.one_look import read_once
 from dashboard.runs.kept_spans import (
     any_dropped,
     dropped_text,
@@ -94,6 +95,7 @@ LONGEST_CHARACTER = 4
 """Bytes of the longest character in UTF-8."""
 
 
+@read_once
 def attempt_of(run: Run) -> Attempt | None:
     """The newest attempt."""
     return run.attempts.order_by("-number").first()
@@ -145,6 +147,7 @@ def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:
     return spans_and_total(run, step)[0]
 
 
+@read_once
 def spans_and_total(run: Run, step: int) -> tuple[dict[int, np.ndarray], int]:
     """Returns rank -> SPAN rows of a traced step, and the number recorded, which is at least the number kept. A rank
     whose spans were dropped is not among the ranks, as if they had not arrived yet."""
@@ -153,6 +156,7 @@ def spans_and_total(run: Run, step: int) -> tuple[dict[int, np.ndarray], int]:
     return found, sum(chunk.total for chunk in chunks)
 
 
+@read_once
 def arrived(run: Run, step: int) -> str:
     """Part of a cache key: another one as soon as more of a traced step has arrived, or that of another attempt, which
     has as many spans."""
@@ -167,6 +171,7 @@ def clock_within(run: Run, step: int) -> int | None:
     return found
 
 
+@read_once
 def memory(run: Run, curves: bool = False) -> dict[int, MemoryRecord]:
     """rank -> its newest metered step, of the newest attempt that metered any. Without `curves`, those are read one by
     one when they are used: each takes some hundred kilobytes."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from django.db.models import Count, QuerySet, Subquery
 
+from dashboard.one_look import read_once
 from dashboard.runs.models import Run, SpanChunk
 from dashboard.runs.thinned import Thinned, thinned
 
@@ -104,6 +105,7 @@ def _offered(
     return StepChoice(steps, total, here[0] if here else None, before, behind, asked)
 
 
+@read_once
 def newest_traced_step(run: Run) -> int | None:
     """The newest step whose spans have arrived from every rank; if there is none yet, the newest of those that have
     any, else of all.

@@ -1,0 +1,64 @@
+"""One look at the database for all parts of a run's page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from dashboard.one_look import one_look, read_once
+from dashboard.runs import selectors
+from dashboard.runs.models import SpanChunk
+from tests.dashboard import factory
+
+
+def test_what_is_read_again_within_one_look_is_what_was_read_before() -> None:
+    reads: list[tuple[int, str]] = []
+
+    @read_once
+    def read(one: int, *, word: str = "") -> int:
+        reads.append((one, word))
+        return len(reads)
+
+    assert [read(1), read(1)] == [1, 2], "outside of a look each call reads"
+    with one_look():
+        assert [read(1), read(1), read(1, word="x"), read(2), read(1)] == [3, 3, 4, 5, 3]
+        with one_look():
+            assert read(1) == 6
+        assert read(1) == 3
+    assert read(1) == 7
+    with pytest.raises(ValueError, match="view"), one_look():
+        read(1)
+        raise ValueError("view")
+    assert [read(1), read(1)] == [9, 10], "a look ends with an error, too"
+
+
+@pytest.mark.django_db
+def test_a_step_that_arrives_while_a_page_is_made_is_on_none_of_its_parts(alice: Any) -> None:
+    run = factory.study(alice, "Starter").runs.order_by("position").last()
+    assert run is not None
+    newest = selectors.newest_traced_step(run)
+    assert newest is not None
+    with one_look():
+        assert selectors.newest_traced_step(run) == newest
+        for chunk in SpanChunk.objects.filter(attempt__run=run, step=newest):
+            chunk.pk, chunk.step = None, newest + 7
+            chunk.save()
+        assert selectors.newest_traced_step(run) == newest
+    assert selectors.newest_traced_step(run) == newest + 7
+
+
+@pytest.mark.django_db
+def test_a_runs_page_reads_nothing_twice(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    run = factory.study(alice, "Starter").runs.order_by("position").last()
+    assert run is not None
+    client.get(f"/runs/{run.pk}/")  # what is cached for longer is not what this is about
+    with CaptureQueriesContext(connection) as seen:
+        assert client.get(f"/runs/{run.pk}/").status_code == 200
+    again = {sql: count for sql, count in Counter(one["sql"] for one in seen.captured_queries).items() if count > 1}
+    assert again == {} and len(seen.captured_queries) > 20
