@@ -28,6 +28,9 @@ from parallel_core.analysis.quantities import (
 )
 from parallel_core.analysis.stats import Speedup, Stats, speedup
 
+NONE_FINISHED = "0 runs have finished so far."
+"""Title of a chart of finished runs; a running one may have traced and metered steps, which its own page shows."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -149,6 +152,8 @@ def speedup_title(results: Sequence[Result], baseline: Result) -> str:
 def breakdown_title(results: Sequence[Result]) -> str:
     """Title of the stacked steps: the largest component that is not compute."""
     lost = [(r.breakdown.share(name), r.label, name) for r in results if r.breakdown for name in LOSSES]
+    if not results:
+        return NONE_FINISHED
     if not lost:
         return "0 steps have the spans of all ranks so far."
     share, label, name = max(lost)
@@ -158,6 +163,8 @@ def breakdown_title(results: Sequence[Result]) -> str:
 def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
     """Title of worst-rank memory by category; `limit`: bytes of a device."""
     metered = [r for r in results if r.memory]
+    if not results:
+        return NONE_FINISHED
     if not metered:
         return "0 runs have been metered so far."
     worst = heaviest(metered)
