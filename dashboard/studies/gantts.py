@@ -16,7 +16,7 @@ from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides, comparable
-from parallel_core.analysis.quantities import plural_text
+from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.analysis.waits import step_start, waited_if_whole
 from parallel_core.faults import trained
 from parallel_core.layout import Layout
@@ -34,12 +34,10 @@ def of_rows(rows: Sequence[Row], *, lane: bool = False) -> Chart:
         row = max((row for row, _, _ in drawn), key=_bubble)
         parts = row.entry.result.breakdown if row.entry.result else None
         title = sentences.gantt_title(row.entry.marked, parts) if parts else f"{len(drawn)} traced steps on one axis."
-    steps = ", ".join(
-        sorted({str(row.run.summary["breakdown_step"]) for row, _, _ in drawn if is_typical(row)}, key=int)
-    )
+    steps = sorted({int(row.run.summary["breakdown_step"]) for row, _, _ in drawn if is_typical(row)})
     near = nearness([row.entry for row, _, _ in drawn if is_typical(row)])
     which = (
-        f"the traced step nearest each median{near}, step {steps}"
+        f"the traced step nearest each median{near}, step{'s' * (len(steps) > 1)} {listed_text(list(map(str, steps)))}"
         if steps
         else f"the {_newest_words([(row.run, step) for row, step, _ in drawn])}"
     )
