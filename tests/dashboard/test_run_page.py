@@ -16,7 +16,7 @@ from django.utils import timezone
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import states
-from dashboard.runs.models import Checkpoint, Run, SpanChunk, State
+from dashboard.runs.models import Checkpoint, RankInfo, Run, SpanChunk, State
 from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_tiles import WIDTH, line, tiles
 from dashboard.runs.page_verdict import lateness, planned_bubble, verdict
@@ -245,9 +245,12 @@ def test_ranks_of_a_finished_run_have_no_empty_columns_and_name_their_device(rea
     factory.start(live)
     shown = html(reader, live, "?tab=ranks").split('id="tab"')[1]
     assert "Still for" in shown and ">In<" in shown
-    shown = html(reader, factory.finished(alice, PIPELINE), "?tab=ranks").split('id="tab"')[1]
+    assert ">device 0<" in shown and ">device 1<" in shown, "no rank has said yet what it is"
+    done = factory.finished(alice, PIPELINE)
+    RankInfo.objects.filter(attempt__run=done).update(hello={"device": "cpu", "host": "yard-a"})
+    shown = html(reader, done, "?tab=ranks").split('id="tab"')[1]
     assert "Still for" not in shown and "Last seen in" not in shown
-    assert ", device 0" in shown and ", device 1" in shown
+    assert ">cpu on yard-a, device 0<" in shown and ">cpu on yard-a, device 1<" in shown
 
 
 def test_the_verdict_is_read_out_when_the_state_changes_and_not_with_each_step(reader: Client, alice: Any) -> None:
