@@ -55,6 +55,13 @@ class Side:
         """Number of operations in `rows`, of which several with the same name may be one row."""
         return min(SHOWN, self.total)
 
+    @property
+    def which(self) -> str:
+        """Which those in `rows` are, where they are not all."""
+        if self.shown == self.total:
+            return ""
+        return ", around the first difference" if any(row[0] != "same" for row in self.rows) else ", the first"
+
 
 def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     """`?a=` and `?b=` are ranks, `?level=` one of LEVELS."""

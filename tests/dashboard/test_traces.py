@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,14 @@ def test_ranks_are_held_against_each_other(member: Client, real: list[bytes]) ->
     alike = member.get(f"{address}?step=2").context["operators"]
     assert alike.sentence.startswith("The same ") and alike.sentence.endswith("in the same order on rank 0 and rank 1.")
     assert alike.levels == {"operators": "operators (ATen)"} and alike.total == alike.shown >= len(alike.rows) > 10
+    assert alike.which == "", "there is no first difference"
     differing = member.get(f"{address}?step=2&a=1&b=2").context["operators"]
     assert "2 are only on rank 1 (aten::relu), 2 are only on rank 2 (aten::gelu)" in differing.sentence
     assert {row[0] for row in differing.rows} == {"same", "only_a", "only_b"}
+    assert (replace(alike, total=9999).which, replace(differing, total=9999).which) == (
+        ", the first",
+        ", around the first difference",
+    )
     assert f'hx-get="{address}?' in member.get(f"/traces/{trace.pk}/").content.decode()
     TraceSpans.objects.update(names={})
     assert "upload it again" in member.get(address).content.decode()
