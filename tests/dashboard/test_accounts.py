@@ -113,6 +113,13 @@ def test_changing_the_password(client: Client, alice: Any) -> None:
     assert Client().login(username="alice", password=new)
 
 
+def test_what_a_new_password_must_be_is_inside_its_hint(client: Client, alice: Any) -> None:
+    """A list ends a paragraph: in one it would stand behind it, in the page's own size, and no field would name it."""
+    client.force_login(alice)
+    said = client.get("/accounts/password/").content.decode()
+    assert re.search(r'<div class="hint" id="help-new_password1"><ul><li>', said)
+
+
 def test_there_is_no_sign_up(client: Client) -> None:
     for path in ("/accounts/signup/", "/accounts/register/"):
         assert client.get(path).status_code == 404
