@@ -44,6 +44,7 @@ def test_the_link_on_the_run_s_page_fills_the_form_and_says_what_would_run(clien
     page = client.get(address).content.decode()
     assert re.search(rf'name="run" value="{source.pk}"', page) and f'<option value="{source.pk}">Trained<' in page
     assert "<strong>4 runs</strong> on up to <strong>2 devices</strong>" in page
+    assert "<strong>1 run</strong> on <strong>1 device</strong>" in preview(client, asked(source, degrees="1"))
     assert "time unknown: the first run shows how long a token takes" in page
     assert f"From step 20 of run {source.pk}, “Trained”." in page
     for name in NAMES:
