@@ -351,3 +351,7 @@ def test_the_record_lists_what_was_said_and_what_came(profile: Profile, alice: A
     accuracy = member.get("/planner/accuracy/").content.decode()
     assert "Runs of this yard" in accuracy and "&lt;b&gt;one&lt;/b&gt;" in accuracy and "/partition/record/" in accuracy
     assert "/planner/accuracy/" in text
+    named = f'</a> <span class="small sub">{run.label}</span>'
+    assert named in text, "a name of its own does not say the strategy"
+    Run.objects.filter(pk=run.pk).update(name=run.label)
+    assert named not in member.get("/partition/record/").content.decode(), "the same words once, not in two columns"
