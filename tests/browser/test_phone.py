@@ -241,3 +241,6 @@ def test_fields_beside_each_other_begin_in_one_line_and_plans_have_lines_of_thei
     expect(names.first).to_be_visible()
     heights = names.evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().height)")
     assert heights and max(heights) < 72, "a name has at most three lines"
+    heads = page.locator("[aria-labelledby=ranked-title] thead th")
+    heights = heads.evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().height)")
+    assert len(heights) == 4 and max(heights) < 32, "no word is broken"

@@ -85,6 +85,11 @@ def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Trouble
     the_picture_has_an_edge_and_its_words(page, tmp_path / "picture.png")
     page.goto(f"{page.url.partition('?')[0]}?links=free#whatif")
     expect(page.locator("#operators table")).to_be_visible()
+    right = """(table) => {
+      table.rows[1].cells[0].textContent = "autograd::engine::evaluate_function: AddmmBackward0";
+      return table.rows[1].cells[1].getBoundingClientRect().right;
+    }"""
+    assert page.locator("#operators table").evaluate(right) < PHONE["width"], "the other rank is in sight"
     until(page, "Math.abs(document.getElementById('whatif').getBoundingClientRect().top) < 100")
     page.get_by_role("link", name="Delete").click()
     page.get_by_role("button", name="Delete the trace").click()
