@@ -150,12 +150,14 @@ def _running(run: Run) -> Verdict:
 
 
 def _bubble(run: Run, spec: RunSpec) -> str:
-    """For a pipeline, the bubble's share of the newest traced step next to the planned one; else another share of that
-    step."""
+    """For a pipeline, the bubble's share of the newest traced step next to the planned one; else the share of what the
+    ranks of that step lose most by."""
     if not (parts := shares(run)):
         return ""
     if spec.parallel.world == 1:
         return f"; {percent_text(parts['compute'])} of the step is compute"
+    if spec.parallel.pp == 1 and parts["bubble"] > parts["communication"]:
+        return f"; {percent_text(parts['bubble'])} of the step is bubble"
     if spec.parallel.pp == 1:
         return f"; {percent_text(parts['communication'])} of the step is communication not hidden"
     planned = percent_text(planned_bubble(spec))

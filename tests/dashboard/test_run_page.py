@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs import states
+from dashboard.runs import page_verdict, states
 from dashboard.runs.models import Checkpoint, RankInfo, Run, SpanChunk, State
 from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_tiles import WIDTH, line, tiles
@@ -136,6 +136,21 @@ def test_running_run_counts_steps_and_names_the_bubble(alice: Any) -> None:
     factory.feed_steps(factory.start(alone), 12)
     alone.refresh_from_db()
     assert verdict(alone).sentence.endswith("% of the step is compute.")  # it has no peer to communicate with
+
+
+@pytest.mark.parametrize(
+    ("bubble", "said"),
+    [(0.1, "; 10 % of the step is bubble."), (0.01, "; 2 % of the step is communication not hidden.")],
+)
+def test_ranks_without_a_pipeline_name_what_they_lose_most_by(
+    alice: Any, monkeypatch: pytest.MonkeyPatch, bubble: float, said: str
+) -> None:
+    """As the title of the step below: a replica that waits for a slower one has a bubble, too."""
+    run = factory.queued(alice, {"dp": 2})
+    factory.feed_steps(factory.start(run), 12)
+    run.refresh_from_db()
+    monkeypatch.setattr(page_verdict, "shares", lambda run: {"compute": 0.8, "communication": 0.02, "bubble": bubble})
+    assert verdict(run).sentence.endswith(said)
 
 
 def test_late_gradients_are_called_stale() -> None:
