@@ -9,6 +9,7 @@ from typing import Any
 
 from dashboard.charts.svg import drawn
 from dashboard.charts.theme import Figure, escape_label
+from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.host_drift import UNEVEN, Pace, at_pace
 from parallel_core.analysis.quantities import percent_text
@@ -120,6 +121,11 @@ class Entry:
     def compared(self) -> Result | None:
         """The result if it may be compared with other runs in bars and titles, else None."""
         return None if self.ended else self.result
+
+    @property
+    def breakdown(self) -> Breakdown | None:
+        """What its traced step consists of; None until it has a result, or if none was traced."""
+        return self.result.breakdown if self.result else None
 
     @property
     def marked(self) -> str:

@@ -19,7 +19,6 @@ _PARTS = (("compute", "forward"), ("tensor collectives", "communication"), (_BET
 _PREFILL = "prefill"
 _HUES = {(False, False, False): "single", (True, False, False): "tp", (False, True, False): "pp"}
 _HUES |= {(False, False, True): "dp"}
-_LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
 _LEGEND_PX = 24
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -98,7 +97,7 @@ def positions(lines: Sequence[Line], title: str, source: str) -> Chart:
         "layout": theme.layout(
             HEIGHT,
             showlegend=len(drawn) > 1,
-            legend=_LEGEND,
+            legend=theme.legend_above(),
             xaxis=theme.axis("position in the text, with the prompt", zeroline=False),
             yaxis=theme.axis("ms a token", rangemode="tozero"),
         ),
@@ -143,7 +142,7 @@ def _stacked(bars: Sequence[Bar], stacks: Sequence[tuple[str, str, Sequence[floa
         "layout": theme.layout(
             row_height(len(bars)) + (_LEGEND_PX if data else 0),
             showlegend=bool(data),
-            legend={**_LEGEND, "traceorder": "normal"},
+            legend={**theme.legend_above(), "traceorder": "normal"},
             barmode="stack",
             bargap=0.25,
             xaxis=theme.axis("ms", rangemode="tozero"),

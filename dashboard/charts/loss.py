@@ -132,7 +132,7 @@ def _layout(lines: int, unit: str, meta: dict[str, Any]) -> dict[str, Any]:
     return theme.layout(
         HEIGHT + LEGEND_ROW * -(-lines // LEGEND_COLUMNS) if lines > 1 else HEIGHT,
         showlegend=lines > 1,
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
+        legend=theme.legend_above(),
         xaxis=theme.axis("step", zeroline=False),
         yaxis=theme.axis(unit, zeroline=False, rangemode="normal"),
         hovermode="x unified" if lines <= 4 else "closest",

@@ -230,7 +230,7 @@ def _layout(counts: Sequence[int], axis: str, drawn: Sequence[dict[str, Any]]) -
     layout = theme.layout(
         300 + 20 * rows,
         showlegend=bool(drawn),
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
+        legend=theme.legend_above(),
         xaxis=theme.axis("devices", tickvals=list(counts), zeroline=False),
         yaxis=theme.axis(axis, rangemode="tozero"),
         hovermode="closest",

@@ -111,6 +111,11 @@ def hatches(shapes: Sequence[str], fills: Sequence[str], line: str = "surface") 
     return hatch("") | each
 
 
+def legend_above() -> dict[str, Any]:
+    """A legend in a row above the figure, from its left edge."""
+    return {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
+
+
 def layout(height: int, left: int = 8, **more: Any) -> dict[str, Any]:
     """The layout that all figures share: transparent ground, the page's font, no title (the caption is one), plain
     axes."""

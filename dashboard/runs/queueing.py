@@ -93,7 +93,7 @@ def follow(study: Study, runs: list[Run], owner: Any) -> None:
 def _locked(study: int | None) -> Study | None:
     """The row of a study, until the transaction ends: a run that joins meanwhile is then among the queued ones, or
     reads the new values."""
-    return None if study is None else Study.objects.select_for_update().filter(pk=study).first()
+    return None if study is None else Study.locked(study)
 
 
 def _queued(**which: Any) -> list[Run]:

@@ -54,7 +54,7 @@ def _advance(study: Study) -> None:
     requests = [_request(study, hunt, layers, count + i) for i, (hunt, layers) in enumerate(wanted)]
     prepared = runs.prepare(owner=study.owner, requests=requests) if requests else None
     with transaction.atomic():
-        locked = Study.objects.select_for_update().filter(pk=study.pk).first()
+        locked = Study.locked(study.pk)
         if locked is None:
             return  # removed while its runs were predicted
         found = hunts(study.runs.all())
@@ -91,7 +91,7 @@ def _request(study: Study, hunt: LayerSearch, layers: int, position: int) -> run
 def _end(study: Study, note: str = "") -> None:
     """Ends the searches of a study as it was read. Of one that was removed or changed since, the next call decides."""
     with transaction.atomic():
-        locked = Study.objects.select_for_update().filter(pk=study.pk).first()
+        locked = Study.locked(study.pk)
         if locked is not None and locked.settings == study.settings:
             locked.settings = {**study.settings, "searching": False, **({"note": note} if note else {})}
             locked.save(update_fields=("settings",))

@@ -32,7 +32,7 @@ def of_rows(rows: Sequence[Row], *, lane: bool = False) -> Chart:
     title = _nothing_drawn(len(traced))
     if drawn:
         row = max((row for row, _, _ in drawn), key=_bubble)
-        parts = row.entry.result.breakdown if row.entry.result else None
+        parts = row.entry.breakdown
         title = sentences.gantt_title(row.entry.marked, parts) if parts else f"{len(drawn)} traced steps on one axis."
     steps = sorted({int(row.run.summary["breakdown_step"]) for row, _, _ in drawn if is_typical(row)})
     near = nearness([row.entry for row, _, _ in drawn if is_typical(row)])

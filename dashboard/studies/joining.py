@@ -38,7 +38,7 @@ def submit(
     prepared = submission.prepare(owner, request, study)
     with transaction.atomic():
         # two requests at once get two positions
-        locked = Study.objects.select_for_update().filter(pk=study.pk).first()
+        locked = Study.locked(study.pk)
         if locked is None:
             raise services.Invalid({FIELD: f"There is no study {study.pk}."})
         last = study.runs.aggregate(last=Max("position"))["last"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Self
 
 from django.conf import settings
 from django.db import models
@@ -41,6 +42,11 @@ class Study(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @classmethod
+    def locked(cls, pk: int) -> Self | None:
+        """The study as it is now, locked until the caller's transaction ends; None if it has been deleted."""
+        return cls.objects.select_for_update().filter(pk=pk).first()
 
     @property
     def history(self) -> models.QuerySet[StudyEvent]:

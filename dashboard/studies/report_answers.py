@@ -112,7 +112,7 @@ def _extremes(view: Overview, done: Sequence[Row]) -> list[str]:
         return []
     said = [sentences.fastest(view.results, view.base), *_goes(done[0])]
     said += [sentences.slowest(view.results, view.base), *_goes(done[-1])]
-    first, last = (row.entry.result.breakdown if row.entry.result else None for row in (done[0], done[-1]))
+    first, last = (row.entry.breakdown for row in (done[0], done[-1]))
     if not same_work(done[0].spec, done[-1].spec):
         return said
     return [*said, sentences.difference_sentence(last, first)] if first and last else said
@@ -120,7 +120,7 @@ def _extremes(view: Overview, done: Sequence[Row]) -> list[str]:
 
 def _goes(row: Row) -> list[str]:
     """What the run's traced step consists of."""
-    parts = row.entry.result.breakdown if row.entry.result else None
+    parts = row.entry.breakdown
     if parts is None:
         return []
     name = max(LOSSES, key=parts.share)

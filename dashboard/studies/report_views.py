@@ -153,7 +153,7 @@ def _chosen(request: HttpRequest, view: Overview) -> dict[str, str]:
 
 def shares(row: Row) -> list[str]:
     """Shares of the traced step, in the order of SHARES; empty texts if none was traced."""
-    parts = row.entry.result.breakdown if row.entry.result else None
+    parts = row.entry.breakdown
     if parts is None:
         return [""] * len(SHARES)
     return [percent_text(sum(map(parts.share, names))).replace("under ", "< ") for names in SHARES.values()]

@@ -138,7 +138,7 @@ def run_again(
         # What the runs begin from may go until they are written: then they are looked at once more.
         with suppress(runs.Gone), transaction.atomic():
             # Of two requests at once only one queues the runs; and what the runs refer to may have been deleted.
-            locked = Study.objects.select_for_update().filter(pk=study.pk).first()
+            locked = Study.locked(study.pk)
             if locked is None:
                 return []
             if _references(which(_listed(study))) == _references(wanted):

@@ -213,7 +213,7 @@ def cancel(*, study: Study, user: Any) -> tuple[list[Run], list[Run]]:
     if count := sum(run.pk not in before for run in mine):
         said = f"{user.get_username()} cancelled {plural_text(count, 'run')}."
         with transaction.atomic():
-            locked = Study.objects.select_for_update().filter(pk=study.pk).first()
+            locked = Study.locked(study.pk)
             if locked is not None:  # else it was deleted meanwhile
                 locked.events.create(kind="cancelled", text=said, actor=user)
     return mine, [run for run in going if not may_change(user, run)]

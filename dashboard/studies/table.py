@@ -36,7 +36,7 @@ def rows(view: Overview) -> Iterator[list[Any]]:
 
 def _measured(row: Row) -> list[Any]:
     result, speed, step = row.entry.result, row.entry.speed, row.entry.own
-    parts = result.breakdown if result else None
+    parts = row.entry.breakdown
     return [
         *((step.median, step.p10, step.p90, step.n) if step else [""] * 4),
         row.spec.train.global_batch,

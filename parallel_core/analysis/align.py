@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis.quantities import listed_text, plural_text
+from parallel_core.analysis.rows import by_start
 from parallel_core.analysis.waits import gathers_aside
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, FLIGHT, INSIDE, Kind
@@ -54,7 +55,7 @@ class Side:
         collective inside an operation, which is part of the collective that follows it (and missing in older
         recordings), or has no counterpart on the other side (`comparable`)."""
         rows = self.rows[~np.isin(self.rows["kind"], (Kind.STEP, *FLIGHT.values()))]
-        return rows[np.argsort(rows["start"], kind="stable")]
+        return by_start(rows)
 
     def operations(self) -> list[Name]:
         """The names of its `ordered` rows."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.rows import by_start
 from parallel_core.schedule.ir import Kind
 
 LONGEST_NS = 500_000
@@ -33,7 +34,7 @@ class Gaps(NamedTuple):
 def gaps(rows: NDArray[np.void]) -> Gaps:
     """Pauses in a rank's spans, given in any order; the step's own span is ignored."""
     own = rows[rows["kind"] != Kind.STEP]
-    own = own[np.argsort(own["start"], kind="stable")]
+    own = by_start(own)
     pauses = own["start"][1:] - np.maximum.accumulate(own["end"])[:-1]
     short = pauses[(pauses > 0) & (pauses <= LONGEST_NS)]
     return Gaps(len(short), int(short.sum()))

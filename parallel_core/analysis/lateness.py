@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.rows import by_start
 from parallel_core.analysis.waits import step_start
 from parallel_core.layout import Layout
 
@@ -47,7 +48,7 @@ def lateness(
 
 def _of_rank(rank: int, plan: NDArray[np.void], rows: NDArray[np.void], zero: list[int]) -> NDArray[np.void]:
     plan, rows = (table[table["kind"] < _MEASURED_ONLY] for table in (plan, rows))
-    rows = rows[np.argsort(rows["start"], kind="stable")]
+    rows = by_start(rows)
     order = np.argsort(_key(plan), kind="stable")
     keys, wanted = _key(plan)[order], _key(rows)
     if not len(keys):

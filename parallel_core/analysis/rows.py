@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis.sweep import Times
@@ -30,3 +31,8 @@ def last_end(spans: Mapping[int, NDArray[Any]]) -> int:
 def durations(rows: NDArray[Any]) -> Times:
     """Nanoseconds from each row's start to its end."""
     return ends(rows) - starts(rows)
+
+
+def by_start(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """The rows in order of their starts; those that start together stay in their order."""
+    return rows[np.argsort(rows["start"], kind="stable")]

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
+from parallel_core.analysis.rows import by_start
 from parallel_core.analysis.sweep import Pieces, Times, sweep
 from parallel_core.layout import Layout
 from parallel_core.observe.records import STEP_SUM, WAIT
@@ -87,7 +88,7 @@ def reduced(spans: NDArray[np.void], kinds: Iterable[Kind], steps: Sequence[int]
     `kinds`: collectives in which the rank meets others (`waits.blocked_in`); `steps`, `times`: number and end (unix
     seconds) of each step, in order.
     """
-    rows, kinds = spans[np.argsort(spans["start"], kind="stable")], tuple(kinds)
+    rows, kinds = by_start(spans), tuple(kinds)
     begins, ends = waits.pieces(rows, Kind.STEP)
     received, given = waits.of_kinds(rows, *RECVS), waits.of_kinds(rows, *SENDS)
     standing = waits.stands_from(rows, received)
@@ -128,7 +129,7 @@ def _met(rows: NDArray[np.void], kinds: Collection[Kind], standing: Times) -> ND
     for name in WAIT.names or ():
         out[name] = chosen[name]
     out["start"][waits.among(out, RECVS)] = standing
-    return out[np.argsort(out["start"], kind="stable")]
+    return by_start(out)
 
 
 def _place(begins: Times, at: Times) -> NDArray[np.intp]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.rows import by_start
 from parallel_core.analysis.sweep import Pieces, Times
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, FLIGHT, INSIDE, RECVS, REPLICA_COLLECTIVES, SENDS, Kind
@@ -37,7 +38,7 @@ class Causes(NamedTuple):
 
 def ordered(spans: Rows) -> dict[int, NDArray[np.void]]:
     """The same rows in order of their start."""
-    return {rank: table[np.argsort(table["start"], kind="stable")] for rank, table in spans.items()}
+    return {rank: by_start(table) for rank, table in spans.items()}
 
 
 def step_start(spans: Rows) -> int:

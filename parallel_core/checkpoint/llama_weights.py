@@ -214,8 +214,13 @@ def _model(config: Mapping[str, Any]) -> ModelSpec:
     try:
         return ModelSpec.model_validate(model_of(config, seq))
     except ValidationError as error:
-        said = " ".join(f"{field}: {why}" for field, why in field_errors(error).items())
-        raise CheckpointError(f"{CONFIG} describes no model of this engine. {said}") from error
+        raise no_such_model(error) from error
+
+
+def no_such_model(error: ValidationError) -> CheckpointError:
+    """The error of a config.json that this engine has no model for, with the fields that say why."""
+    said = " ".join(f"{field}: {why}" for field, why in field_errors(error).items())
+    return CheckpointError(f"{CONFIG} describes no model of this engine. {said}")
 
 
 def open_all(path: Path) -> dict[str, safetensors.SafeTensors]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from parallel_core.atomic_file import whole_file
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import llama_weights, parts, safetensors
-from parallel_core.checkpoint.llama_weights import CONFIG, EPS, model_of, read_config
+from parallel_core.checkpoint.llama_weights import CONFIG, EPS, model_of, no_such_model, read_config
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.engine import storage
 from parallel_core.engine.shares import Box, ComputedShare, Share
@@ -222,8 +222,7 @@ def _spec(config: Mapping[str, Any], seq: int) -> RunSpec:
     try:
         return RunSpec.model_validate({"model": model, "train": train})
     except ValidationError as error:
-        said = " ".join(f"{field}: {why}" for field, why in field_errors(error).items())
-        raise CheckpointError(f"{CONFIG} describes no model of this engine. {said}") from error
+        raise no_such_model(error) from error
 
 
 def _of_shape(model: ModelSpec, name: str, shape: tuple[int, ...], get: Get) -> Tensor:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis.meetings import Groups, Spans, named, numbers
+from parallel_core.analysis.rows import by_start
 from parallel_core.analysis.waits import step_start
 from parallel_core.schedule.ir import P2P, Kind
 
@@ -55,15 +56,11 @@ def replayed(
     """
     _check(spans)
     zero = step_start(spans)
-    ordered = {rank: _by_start(rows[rows["kind"] != Kind.STEP]) for rank, rows in spans.items()}
+    ordered = {rank: by_start(rows[rows["kind"] != Kind.STEP]) for rank, rows in spans.items()}
     met = numbers(ordered, groups if groups and named(spans, groups) else None)
     ranks = {rank: _rank(rows, met[rank], zero) for rank, rows in ordered.items()}
     _walk(ranks, _lags(ranks), links, device)
     return {rank: _moved(spans[rank], own, zero) for rank, own in ranks.items()}
-
-
-def _by_start(rows: NDArray[np.void]) -> NDArray[np.void]:
-    return rows[np.argsort(rows["start"], kind="stable")]
 
 
 def _check(spans: Spans) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis.gaps import LONGEST_NS
 from parallel_core.analysis.quantities import count_text, plural_text
-from parallel_core.analysis.rows import durations
+from parallel_core.analysis.rows import by_start, durations
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_HOST, LANE_P2P
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import P2P, Kind
@@ -251,13 +251,13 @@ def _step(rows: NDArray[np.void], start: int, end: int, pause: int) -> NDArray[n
     own = joined(rows, pause)
     out = np.empty(len(own) + 1, SPAN)
     out[0], out[1:] = (Kind.STEP, LANE_HOST, 0, -1, 0, 0, start, end, 0), own
-    return out[np.argsort(out["start"], kind="stable")]
+    return by_start(out)
 
 
 def joined(rows: NDArray[np.void], pause: int) -> NDArray[np.void]:
     """Returns the rows in order, with adjacent ones of one kind merged; for named operations across gaps of up to
     `pause` ns."""
-    rows = rows[np.argsort(rows["start"], kind="stable")]
+    rows = by_start(rows)
     firsts, ends = [np.empty(0, np.int64)], rows["end"].copy()
     for here in _alike(rows):
         mine = rows[here]
