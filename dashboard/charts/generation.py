@@ -26,6 +26,13 @@ class Bar(NamedTuple):
     """Whether it is the single device, with which the others are compared."""
     parts: Parts | None = None
     """Where a token goes; None if that is not known."""
+    whole: float | None = None
+    """Seconds of the whole text, on the replica that took longest; None of runs of earlier versions."""
+
+    @property
+    def later(self) -> float:
+        """Seconds of all tokens after the first."""
+        return self.token.mean * self.token.n if self.whole is None else max(self.whole - self.prefill, 0.0)
 
 
 def tokens(bars: Sequence[Bar], source: str, *, more: bool = False) -> Chart:

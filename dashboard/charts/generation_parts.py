@@ -62,7 +62,7 @@ def _talked(bars: Sequence[Bar]) -> str:
 
 def whole(bars: Sequence[Bar], prompt: int, source: str, *, more: bool = False) -> Chart:
     """Prefill against all later tokens of a text. `prompt`: its tokens in all texts."""
-    decodes = [bar.token.mean * bar.token.n for bar in bars]
+    decodes = [bar.later for bar in bars]
     stacks = [(_PREFILL, "forward", [bar.prefill for bar in bars]), ("later tokens", "forward", decodes)]
     rows = [
         [

@@ -19,6 +19,7 @@ from parallel_core.analysis.generated import (
     rate,
     replicas,
     text,
+    text_seconds,
     whole_rate,
 )
 from parallel_core.analysis.quantities import bytes_text, percent_text, plural_text, rate_text, seconds_text
@@ -110,7 +111,7 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
         (
             "Prefill",
             seconds_text(first["prefill"]) if first else "–",
-            f"{plural_text(prompt, what)}{_share(first)}",
+            f"{plural_text(prompt, what)}{_share(reported)}",
         ),
         ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
         ("Speed", rate_text(speed[1]) if speed else "–", f"{_at_median(reported)}, {together}"),
@@ -136,11 +137,11 @@ def _holders(devices: int, caches: list[int]) -> str:
     return f"on each of {devices} ranks" if len(set(caches)) < 2 else f"on the fullest of {devices} ranks"
 
 
-def _share(first: Mapping[str, Any] | None) -> str:
+def _share(reported: Sequence[Mapping[str, Any]]) -> str:
     """The prefill's share of the time so far."""
-    if not first or not first["seconds"]:
+    if not reported or not all(replica["seconds"] for replica in reported):
         return ""
-    return f", {percent_text(first['prefill'] / max(first['prefill'] + sum(first['seconds']), 1e-9))} of the time"
+    return f", {percent_text(merged(reported)['prefill'] / max(text_seconds(reported), 1e-9))} of the time"
 
 
 def _spread(first: Mapping[str, Any] | None) -> str:
@@ -170,7 +171,8 @@ def measured(run: Run) -> dict[str, Any] | None:
     - prefill: seconds until the first token.
     - token: Stats of the seconds of each later token, on the slowest replica; None before the second token.
     - tokens_per_s: over all texts and replicas, at their medians; None before the second token.
-    - overall_tokens_per_s: all tokens over the time from the prompt to the last one, on the slowest replica.
+    - text_s: seconds from the prompt to the last token, on the replica that took longest.
+    - overall_tokens_per_s: all tokens over this time.
     - kv_bytes: keys and values on the rank that has the most.
     - digest: SHA-256 of the tokens of all texts: equal for equal texts.
     - parts: analysis.generated.Parts of the slowest replica; None if its ranks have not told them.
@@ -179,7 +181,8 @@ def measured(run: Run) -> dict[str, Any] | None:
     made = whole(run)
     if made is None:
         return None
-    speed, prompt = rate(_replicas(run)), len(run.task["prompt"])
+    told, prompt = _replicas(run), len(run.task["prompt"])
+    speed = rate(told)
     own = where_it_goes(run)
     return {
         "parts": own._asdict() if own else None,
@@ -187,7 +190,8 @@ def measured(run: Run) -> dict[str, Any] | None:
         "prefill": made["prefill"],
         "token": asdict(summarise(made["seconds"])) if speed else None,
         "tokens_per_s": speed[1] if speed else None,
-        "overall_tokens_per_s": whole_rate(_replicas(run)),
+        "text_s": text_seconds(told),
+        "overall_tokens_per_s": whole_rate(told),
         "kv_bytes": max(rank["kv_bytes"] for rank in ranks(run).values()),
         "digest": hashlib.sha256(json.dumps(made["tokens"]).encode()).hexdigest(),
     }

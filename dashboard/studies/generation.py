@@ -65,6 +65,9 @@ class Row:
     overall: float | None = None
     """Tokens/s of all texts with the prefill, and with the tokens that took longer; None also for runs of earlier
     versions."""
+    text: float | None = None
+    """Seconds from the prompt to the last token, on the replica that took longest; None also for runs of earlier
+    versions."""
     kv_bytes: int | None = None
     """Keys and values on the rank that has the most."""
     memory: Mapping[str, Any] | None = None
@@ -205,11 +208,17 @@ def _middle(rows: Sequence[Row]) -> Row:
         prefill=median(row.prefill for row in rows if row.prefill is not None),
         token=_middle_stats(tokens) if tokens else None,
         rate=median(row.rate for row in rows if row.rate is not None),
-        overall=median(whole) if (whole := [row.overall for row in rows if row.overall is not None]) else None,
+        overall=_median([row.overall for row in rows]),
+        text=_median([row.text for row in rows]),
         memory=_middle_memory(memories) if memories else None,
         parts=Parts(*(median(column) for column in zip(*told, strict=True))) if told else None,
         others=max((row.others for row in rows if row.others is not None), default=None),
     )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _middle_stats(each: Sequence[Stats]) -> Stats:
@@ -239,6 +248,7 @@ def _row(run: Run) -> Row:
         token=Stats(**made["token"]) if made["token"] else None,
         rate=made["tokens_per_s"],
         overall=made.get("overall_tokens_per_s"),
+        text=made.get("text_s"),
         kv_bytes=made["kv_bytes"],
         memory=run.summary.get("memory"),
         digest=made["digest"],

@@ -33,7 +33,7 @@ COLUMNS = (
     *("speedup", "speedup_low", "speedup_high"),
     *("communication_share", "cpu_others"),
     *("kv_bytes", "peak_bytes", "predicted_peak_bytes", "same_text", "differs_in_text", "differs_from_token"),
-    "overall_tokens_per_s",
+    *("overall_tokens_per_s", "text_s"),
 )
 LIVE_PARTS = {"verdict": "verdict_words", "again": "again", "generation-table": "generation_table"}
 """Id of an element that changes while runs go on -> its template."""
@@ -93,7 +93,7 @@ def rows(study: Study) -> Iterator[Sequence[Any]]:
             *((speed.ratio, *speed.interval) if speed else (None,) * 3),
             *(row.parts.communication if row.parts else None, row.others),
             *(row.kv_bytes, row.peak, row.predicted, same, *where.get(row.run.pk, (None, None))),
-            row.overall,
+            *(row.overall, row.text),
         )
         yield [
             *(row.run.pk, no_formula(row.label), *split, row.run.devices, row.run.state),
@@ -115,7 +115,9 @@ def _same(view: Generations, row: Row, where: Mapping[int, tuple[int, int]]) -> 
 def _charts(view: Generations) -> dict[str, charts.Chart]:
     compared = view.compared
     found = [
-        charts.Bar(row.label, row.prefill or 0.0, row.token, single=row.split.world == 1, parts=row.parts)
+        charts.Bar(
+            row.label, row.prefill or 0.0, row.token, single=row.split.world == 1, parts=row.parts, whole=row.text
+        )
         for row in compared
         if row.token
     ]

@@ -210,13 +210,17 @@ def rate(told: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
     return max(medians), speed
 
 
+def text_seconds(told: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds from the prompt to the newest token, of the `replicas` that took longest; 0 without any. By its median
+    token another one may be the slowest."""
+    return max((replica["prefill"] + sum(replica["seconds"]) for replica in told), default=0.0)
+
+
 def whole_rate(told: Sequence[Mapping[str, Any]]) -> float | None:
-    """Tokens/s of whole texts: all tokens so far over the time from the prompt to the newest one, of the slowest of
-    `replicas`. Unlike `rate` it counts the prefill, and tokens that took longer than the median. None without any."""
-    if not told:
-        return None
-    took = max(replica["prefill"] + sum(replica["seconds"]) for replica in told)
-    return sum(len(tokens) for replica in told for tokens in replica["tokens"]) / max(took, 1e-9)
+    """Tokens/s of whole texts: all tokens so far over their `text_seconds`. Unlike `rate` it counts the prefill, and
+    tokens that took longer than the median. None without any."""
+    count = sum(len(tokens) for replica in told for tokens in replica["tokens"])
+    return count / max(text_seconds(told), 1e-9) if told else None
 
 
 def first_difference(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]]) -> tuple[int, int] | None:

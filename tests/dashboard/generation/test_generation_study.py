@@ -78,6 +78,7 @@ def test_the_csv_has_every_run(client: Client, study: Study) -> None:
     ]
     took = [10e-3 + 7e-3, 10e-3 + 7 * 1.6e-3, 10e-3 + 14e-3, 10e-3 + 21e-3]  # two texts of 8 tokens
     assert [float(row["overall_tokens_per_s"]) for row in rows] == pytest.approx([16 / seconds for seconds in took])
+    assert [float(row["text_s"]) for row in rows] == pytest.approx(took)
     assert [int(row["peak_bytes"]) // MIB for row in rows] == [6, 9, 9, 5]
     assert {row["same_text"] for row in rows} == {"True"} and {row["kv_bytes"] for row in rows} == {"4096"}
     assert all(int(row["predicted_peak_bytes"]) > 0 for row in rows)

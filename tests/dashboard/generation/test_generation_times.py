@@ -16,7 +16,7 @@ from parallel_core.observe.records import encode
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 from tests.dashboard.study_charts import charts_of
-from tests.dashboard.text_studies import MIB, finish, finish_all, run_of, verdict
+from tests.dashboard.text_studies import MIB, TEXTS, finish, finish_all, run_of, verdict
 
 pytestmark = pytest.mark.django_db
 
@@ -171,3 +171,17 @@ def test_the_page_of_a_run_says_where_its_time_goes(client: Client, study: Study
     assert shown in page.replace("\n", ""), "a share of the mean, and not of the median in the tile of the time"
     assert 'data-chart="positions"' in page and "measured, 40 tokens after the first" in page
     assert "4 prompt tokens, 15 % of the time" in page
+
+
+def test_the_whole_text_is_there_when_the_last_replica_is(client: Client, study: Study) -> None:
+    """That is the second, whose median token is the faster one."""
+    run = run_of(study, "DP 2")
+    attempt = factory.start(run)
+    for rank, seconds in enumerate(([1e-3] * 7, [9e-4] * 6 + [50e-3])):
+        made = {"kind": "generated", "rank": rank, "t": 1.0, "first": 0, "tokens": [TEXTS[rank]], "prefill": 0.01}
+        factory.feed(attempt, rank, encode({**made, "seconds": seconds, "kv_bytes": 4096}))
+    factory.end(run, State.SUCCEEDED)
+    (row,) = charts_of(client, study)["prefill"]["rows"]
+    assert row[:4] == ["DP 2", "10.0 ms", "55.4 ms", "65.4 ms"]
+    assert "first after 10 ms, then 1 ms each (median)" in plain(client.get(f"/runs/{run.pk}/").content.decode())
+    assert "15 % of the time" in plain(client.get(f"/runs/{run.pk}/").content.decode())
