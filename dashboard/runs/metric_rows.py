@@ -19,6 +19,7 @@ from parallel_core.analysis.quantities import figure_text, last_samples, rate_te
 from parallel_core.observe.cuda_recorder import CudaSpanRecorder
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import POINT, SHARE_SERIES
+from parallel_core.parallel_spec import ParallelSpec
 from parallel_core.spec import RunSpec
 
 
@@ -85,7 +86,7 @@ METRICS = (
         text=_milliseconds,
     ),
     Metric("tokens_per_s", "Throughput", "tokens/s", "measured: tokens of the global batch over the step's wall time"),
-    Metric("grad_norm", "Gradient norm", "gradient norm"),
+    Metric("grad_norm", "Gradient norm", "gradient norm", "measured before clipping"),
     Metric("lr", "Learning rate", "learning rate", "as set for the step"),
     Metric(
         "mfu",
@@ -227,6 +228,8 @@ def _worded(metric: Metric, run: Run) -> Metric:
         return _on_cpu(metric)
     if metric.name == "skipped_steps":
         return _skipping(metric, what_is_skipped(RunSpec.stored(run.spec))[0])
+    if metric.name == "grad_norm":
+        return _of_updates(metric, RunSpec.stored(run.spec).parallel)
     return _counting(metric, target_of(run)) if metric.name == "tokens_per_s" else metric
 
 
@@ -256,6 +259,13 @@ def _untrained(run: Run) -> str:
 def _skipping(metric: Metric, what: str) -> Metric:
     """Without a flush, the series counts skipped updates of the first stage."""
     return replace(metric, title=f"{what.capitalize()} skipped so far", unit=what.split()[0])
+
+
+def _of_updates(metric: Metric, split: ParallelSpec) -> Metric:
+    """Where any place updates several times a step, the norm is a mean (`engine.stream`)."""
+    if all(split.updates(place) == 1 for place in range(split.pp)):
+        return metric
+    return replace(metric, measured=f"{metric.measured}, root mean square over the updates of a step")
 
 
 def _on_cpu(metric: Metric) -> Metric:

@@ -57,6 +57,20 @@ def test_a_series_of_stages_is_one_chart_with_a_line_for_each(alice: Any) -> Non
     assert (meta["lines"], meta["begins"]) == ([0, 1], "1:0,1:0")
 
 
+@pytest.mark.parametrize(
+    ("split", "several"),
+    [({"dp": 2}, False), (STREAM, True), (STREAM | {"schedule": "1f1b-2bw"}, False)],
+)
+def test_a_norm_over_several_updates_of_a_step_is_called_a_mean(
+    alice: Any, split: dict[str, Any], several: bool
+) -> None:
+    run = factory.queued(alice, split, train={"clip": "stage"})
+    factory.feed(factory.start(run), 0, points_frame(0, 3, "grad_norm", 0))
+    chart = next(chart for chart in metric_charts.metrics(run) if chart.key == "grad_norm")
+    assert chart.source.startswith("measured before clipping")
+    assert ("root mean square over the updates of a step" in chart.source) is several
+
+
 def test_seconds_do_not_go_back_where_a_later_host_has_an_earlier_clock(alice: Any) -> None:
     run = factory.queued(alice)
     for first, begins in ((0, 5000.0), (3, 1400.0)):
