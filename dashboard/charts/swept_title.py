@@ -11,6 +11,9 @@ from typing import NamedTuple
 from parallel_core.analysis.quantities import listed_text, percent_text
 from parallel_core.analysis.stats import Stats, speedup
 
+NOT_FINITE = "not finite"
+"""Why a run that has ended has no value: its loss."""
+
 
 @dataclass(frozen=True)
 class Field:
@@ -74,7 +77,11 @@ def title(fields: Sequence[Field], tried: Sequence[Tried], best: Tried, quantity
     confounded = [field.label for field, own in alone if not own]
     were = "were not changed by themselves" if len(confounded) > 1 else "was not changed by itself"
     left = f"{listed_text(confounded)} {were}." if confounded else ""
-    return " ".join(filter(None, (said, _costs(spans, several=len(fields) > 1), left)))
+    costs = _costs(spans, several=len(fields) > 1)
+    # A value without a finite loss is worse than the worst that is counted.
+    if costs and "loss" in quantity.name and any(one.why == NOT_FINITE for one in tried):
+        costs = f"Of finite losses, {costs.replace('The worst', 'the worst', 1)}"
+    return " ".join(filter(None, (said, costs, left)))
 
 
 class Span(NamedTuple):

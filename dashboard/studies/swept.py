@@ -8,6 +8,7 @@ from typing import Any
 from dashboard.charts import swept
 from dashboard.charts.chart import Chart
 from dashboard.charts.swept import Field, Quantity, Tried
+from dashboard.charts.swept_title import NOT_FINITE
 from dashboard.runs.differences import flat, value_texts
 from dashboard.runs.form_words import short_label
 from dashboard.runs.spec_fields import ends, leaves
@@ -64,7 +65,8 @@ def _quantity(view: Overview) -> Quantity:
 
 def _why(row: Row) -> str:
     """Why a run has no value, in a word or two."""
-    return "not finite" if row.entry.done and row.run.diverged else str(row.run.get_state_display()).lower()
+    lost = row.run.cause == "not_finite" or (row.entry.done and row.run.diverged)
+    return NOT_FINITE if lost else str(row.run.get_state_display()).lower()
 
 
 def _in_order(values: Sequence[Any]) -> list[Any]:

@@ -87,6 +87,16 @@ def test_one_field_is_a_line_and_three_are_side_by_side_each_through_its_best() 
     assert len(dots["x"]) == 3 * 6 and next(name["text"] for name in made.figure["layout"]["annotations"]) == "Rate"
 
 
+def test_a_worst_value_is_only_of_the_losses_that_are_finite() -> None:
+    some = [*tried(((0,), 3.0), ((1,), 1.0)), Tried("run 2", (2,), None, "not finite")]
+    title = charts.chart([RATE], some, LOSS, "s").title
+    assert title == "Lowest final loss: 1.00, with Rate 0.2. Of finite losses, the worst value gives 3.0 times as much."
+    failed = charts.chart([RATE], tried(((0,), 3.0), ((1,), 1.0), ((2,), None)), LOSS, "s").title
+    assert failed.endswith(" The worst value gives 3.0 times as much."), "why it failed is not known to be its loss"
+    both = [Tried(one.label, one.places, one.value, one.why and "not finite") for one in CROSSED]
+    assert ". Of finite losses, Rate matters most: " in charts.chart([RATE, BATCH], both, LOSS, "s").title
+
+
 def test_only_a_field_that_was_changed_by_itself_is_said_to_matter() -> None:
     """The second batch was tried with the second rate alone, where it is the better one."""
     some = tried(((0, 0), 1.0), ((1, 0), 2.0), ((1, 1), 1.9))
@@ -180,12 +190,18 @@ def test_the_page_of_a_sweep_begins_with_its_chart_of_losses(member: Client, ali
 
 
 def test_a_run_without_a_loss_says_why(alice: Any) -> None:
-    study = sweep(alice, Swept("train.lr", ["1", "2", "3", "4", "5"]), [2.0, 1.0, 3.0, None, None])
-    ended = {3: State.FAILED, 4: State.SUCCEEDED}
+    study = sweep(alice, Swept("train.lr", ["1", "2", "3", "4", "5", "6"]), [2.0, 1.0, 3.0, None, None, None])
+    ended = {3: (State.FAILED, "user_code"), 4: (State.SUCCEEDED, ""), 5: (State.FAILED, "not_finite")}
     for run in study.runs.filter(position__in=ended):
-        Run.objects.filter(pk=run.pk).update(state=ended[run.position], step=9, loss=None)
+        state, cause = ended[run.position]
+        Run.objects.filter(pk=run.pk).update(state=state, cause=cause, step=9, loss=None)
     chart = swept.of_overview(study.kind, overview(study.runs.all(), ranked=True))["swept"]
-    assert sorted((row[0], row[2]) for row in chart.rows[3:]) == [("4", "failed"), ("5", "not finite")]
+    assert sorted((row[0], row[2]) for row in chart.rows[3:]) == [
+        ("4", "failed"),
+        ("5", "not finite"),
+        ("6", "not finite"),
+    ]
+    assert "Of finite losses, the worst value gives 3.0 times as much." in chart.title
 
 
 def test_where_all_train_the_same_the_time_of_a_step_is_held_against_the_field(alice: Any) -> None:
