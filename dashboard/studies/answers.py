@@ -85,7 +85,7 @@ def _largest(view: Overview) -> Answer | None:
     base = view.baseline.entry if view.baseline else None
     against = ""
     if base and base.largest and base.label not in labels:
-        against = f"; {base.label} {count_text(base.largest)}"
+        against = f"; {count_text(base.largest)} with {base.label}"  # a label may end with a number
     kept = f"{'balanced cuts and ' * view.own_cuts}all else equal"
     who = listed_text(sentences.shortened(labels))
     detail = f"predicted, {who}{against}; on {view.room.each}, {kept}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,21 @@ def test_of_equals_the_answer_names_the_runs_that_the_chart_does(alice: Any) -> 
     both = "Single and Single x4 micro-batches"
     assert figures.memories(view).title.startswith(f"89 MiB at most: {both}, ")
     assert memory.detail.endswith(f"; {both} take most, 89 MiB.")
+
+
+def test_a_label_that_ends_with_a_number_is_no_part_of_the_number_of_layers(alice: Any) -> None:
+    """It said `Micro-batches = 1 615`."""
+    study = factory.study(alice, "Sweep", ({}, {"micro_batches": 4}), recompute=False)
+    (most,) = [
+        one for one in answers.of_overview(overview(study.runs.all(), study.baseline)) if one.target == "capacity"
+    ]
+    assert re.search(r"; 1\s365 with Single; on ", most.detail)
+
+
+def test_the_name_of_a_study_is_not_broken_at_a_hyphen(alice: Any, reader: Client) -> None:
+    study = factory.study(alice, "Sweep of Micro-batches: GPT", ({},), recompute=False)
+    page = reader.get(f"/studies/{study.pk}/").content.decode()
+    assert '<h1>Sweep of <span class="whole">Micro-batches:</span> GPT</h1>' in page
 
 
 @pytest.mark.parametrize("cuts", [None, [3]])
