@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, redirect
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST
@@ -31,8 +29,9 @@ def stop(request: HttpRequest, pk: int) -> HttpResponse:
     return _back(request)
 
 
-def _back(request: HttpRequest) -> Any:
+def _back(request: HttpRequest) -> HttpResponse:
     """Redirects to the page with the button."""
     asked = request.POST.get("next", "")
     safe = url_has_allowed_host_and_scheme(asked, {request.get_host()}, require_https=request.is_secure())
-    return redirect(asked if safe else "plans:page")
+    # not `redirect(asked)`, which takes what has no slash for the name of a view
+    return HttpResponseRedirect(asked) if safe and asked.startswith("/") else redirect("plans:page")

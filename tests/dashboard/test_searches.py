@@ -224,6 +224,14 @@ def test_asking_again_is_asking(member: Client, alice: Any, bob: Any, redis_url:
     assert timezone.now() - failed.asked_at < timedelta(hours=1), "it has waited since it was asked again"
 
 
+@pytest.mark.parametrize("next_", ["//evil.example/", "https://evil.example/", "1:2", "plans:page", "x", "/a\r\nX: y"])
+def test_the_button_of_a_search_leads_nowhere_else(member: Client, alice: Any, next_: str) -> None:
+    search = Search.objects.create(kind="splits", key="k", question={}, asker=alice)
+    for action in ("again", "stop"):
+        answer = member.post(f"/searches/{search.pk}/{action}", {"next": next_})
+        assert (answer.status_code, answer["Location"]) == (302, "/a%0D%0AX:%20y" if next_[:2] == "/a" else "/planner/")
+
+
 SEED = """
 import django; django.setup()
 from dashboard.analyst.services import ask
