@@ -34,6 +34,9 @@ class Limits:
     """Compression ratio beyond the first 64 MiB: a profiler's JSON compresses to a tenth or a twentieth."""
     events: int = 5_000_000
     """Events that are kept: others take no memory."""
+    wasted: int = 256 << 20
+    """Characters that are read in vain: after a damaged event all up to its end is read again, as it may hold others.
+    Without a limit, a file made of beginnings of events takes as long as the square of its size."""
 
 
 @dataclass
@@ -56,7 +59,7 @@ class EventStream:
 
     def __post_init__(self) -> None:
         self._text, self._at, self._done = "", 0, False
-        self._plain_from, self._refused = 0, False
+        self._plain_from, self._refused, self._wasted = 0, False, 0
         self._pieces = self._unpacked()
         self._decoder = json.JSONDecoder(strict=False)
 
@@ -112,6 +115,10 @@ class EventStream:
                 self.notes.append(f"Only the first {self.kept} events were read.")
                 self._stop()
                 return
+            if self._wasted > self.limits.wasted:
+                self.notes.append(f"So much of it is damaged that it was not read on after event {self.count}.")
+                self._stop()
+                return
         self._at += 1
 
     def _several(self) -> list[dict[str, Any]]:
@@ -143,14 +150,22 @@ class EventStream:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except RecursionError:
+                self._wasted += PIECE  # about as long as so many plain characters take
                 return None  # no profiler nests so deeply
-            except ValueError:
+            except ValueError as error:
                 if self._done or len(self._text) - self._at > LONGEST:
+                    self._wasted += self._read_until(error) - self._at
                     return None
                 self._more()
             else:
                 self._at = end
                 return value
+
+    def _read_until(self, error: ValueError) -> int:
+        """Where in the text the decoder gave up: for a string without an end the error has its beginning."""
+        if isinstance(error, json.JSONDecodeError) and not error.msg.startswith("Unterminated string"):
+            return error.pos
+        return len(self._text)
 
     def _skip(self, within: bool) -> bool:
         """Moves to where the next event may begin; False where there is none. `within`: an event had begun at this

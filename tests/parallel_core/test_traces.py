@@ -223,6 +223,20 @@ def test_limits_stop_the_reading_and_say_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert any("MiB" in note for note in stream.notes)
 
 
+@pytest.mark.parametrize(
+    ("broken", "most"),
+    [
+        ('{"a":[{},' * 200, 3),  # each is read up to the end of the file, and again from the next one on
+        ('{"a":[{},' * 5_000, 1),  # nested more deeply than is read
+        ('{"a":"' + "x" * 4_000 + "},{x", 1),  # a text without an end
+    ],
+)
+def test_a_file_of_beginnings_of_events_is_not_read_on(broken: str, most: int) -> None:
+    found, stream = events(f'[{{"ph":"X"}},\n{broken}'.encode(), Limits(wasted=3_600))
+    assert found[:1] == [{"ph": "X"}] and stream.damaged <= most
+    assert any(note.startswith("So much of it is damaged that it was not read on") for note in stream.notes)
+
+
 @pytest.mark.parametrize("piece", [1 << 20, 200])
 def test_only_events_that_are_kept_count_to_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
