@@ -95,6 +95,18 @@ def test_links_lead_to_files_and_headings_that_are_there(path: Path) -> None:
         assert not link[1] or link[1] in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, link
 
 
+def test_every_work_that_is_cited_is_among_the_sources() -> None:
+    """And no other one. Letters tell two works of the same authors and year apart."""
+    listed = set(re.findall(r"^\| ([^|]*\d[ab]?) \|", PAGES[ROOT / "docs/sources.md"], re.MULTILINE))
+    code = (path for top in CODE for kind in ("py", "json") for path in (ROOT / top).rglob(f"*.{kind}"))
+    scripts = (ROOT / "dashboard/static/js").glob("*.js")
+    pages = [*scripts, *(ROOT / "templates").rglob("*.html"), *(path for path in PAGES if path.name != "sources.md")]
+    text = " ".join(re.sub(r"\s+(?:# )?", " ", path.read_text()) for path in (*code, *pages))
+    cited = set(re.findall(r"\b[A-Z][\w-]+ (?:et al\.|and [A-Z][\w-]+),? \d{4}\b[ab]?|", text)) - {""}
+    assert not (unknown := sorted(cited - listed)), f"give {', '.join(unknown)} a row in docs/sources.md"
+    assert not (unused := sorted(name for name in listed if name not in text)), f"nothing cites {', '.join(unused)}"
+
+
 def of_published(key: str) -> list[str]:
     """Rows, mean error and worst of the row of the README's table that begins so."""
     table = README[README.index("| compared with | rows | mean error | worst |") :].split("\n\n")[0]

@@ -223,7 +223,7 @@ CARDS: tuple[Card, ...] = (
         "H1: (p − 1) forwards; ZB-V: nothing but the optimizer's barrier, if the three times are equal.",
         "Ψ b / p + p micro-batches of activations",
         "2 m B s h a boundary",
-        "Qi et al. 2023, sections 2 and 3; 2024, section 3",
+        "Qi et al. 2024a, sections 2 and 3; 2024b, section 3",
         "Pipelines whose drain is long.",
         "Where B and W are not alike, or one fused backward is faster than two halves.",
         {"pp": 4, "schedule": "zb-v", "micro_batches": 8},

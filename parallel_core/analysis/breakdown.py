@@ -114,7 +114,7 @@ class Account:
     """One rank's step in nanoseconds: `parts` add up to it; `warmup`, `steady` and `drain` add up to its bubble.
 
     Warm-up ends where the rank's first backward starts, drain starts where its last forward has ended (after the
-    warm-up): 1F1B with equal stages and free messages has no bubble between the two (Narayanan et al. 2021, fig. 4).
+    warm-up): 1F1B with equal stages and free messages has no bubble between the two (Narayanan et al. 2021b, fig. 4).
     `overlapped`: communication hidden by other components, not part of the sum.
     """
 

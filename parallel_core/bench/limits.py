@@ -5,7 +5,7 @@
     cut       the same in as many micro-batches as the pipeline has: the cost of small batches here
 
 The ceiling of a pipeline with m micro-batches on p ranks is, as a speed, `alone` x m / (m + p - 1) x the cost of small
-batches: it has only the bubble of 1F1B (Narayanan et al. 2021, section 2.2) and its small batches.
+batches: it has only the bubble of 1F1B (Narayanan et al. 2021b, section 2.2) and its small batches.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import numpy as np
 
 class Moments:
     """Adds up parts [n, C, H, W] without keeping them: each part's mean and squares about it are joined to those
-    before (Chan, Golub and LeVeque 1983), so that values far from 0 lose no digits."""
+    before (Chan et al. 1983), so that values far from 0 lose no digits."""
 
     def __init__(self) -> None:
         self.images = 0

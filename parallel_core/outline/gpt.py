@@ -122,7 +122,7 @@ class GptOutline(Outline):
         return [(), *([shape] * (2 * self.model.layers + 1))]
 
     def flops(self) -> tuple[int, ...]:
-        """As in Narayanan et al. 2021 (appendix, equation 2): attention 8 s h^2 + 4 s^2 h, MLP 16 s h^2, head 2 s h V.
+        """As in Narayanan et al. 2021b (appendix, equation 2): attention 8 s h^2 + 4 s^2 h, MLP 16 s h^2, head 2 s h V.
 
         The embedding has no multiplications; its additions (s h) represent its cost. Backward costs twice as much in
         every layer, so it does not affect where to cut.

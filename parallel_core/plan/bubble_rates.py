@@ -1,4 +1,4 @@
-"""Bubble rates of schedules with equal stages, as the zero-bubble papers count them (Qi et al. 2024).
+"""Bubble rates of schedules with equal stages, as the zero-bubble paper counts them (Qi et al. 2024a).
 
 `find` is their heuristic alone: the list scheduler, and ZB-H1 and ZB-H2 where they keep within the limit.
 `orders.search` is the longer search.
@@ -39,7 +39,7 @@ def handmade(name: str, pp: int, micro_batches: int, chunks: int | None = None) 
 
 def bubble_rate(schedule: Schedule, times: Times) -> float:
     """(cost - m (F + B + W)) / cost, cost = the longest time from a rank's first to its last operation (Qi et al.
-    2024, section 5.3): no rank waits for others before its optimizer step. A rank's times are divided evenly over
+    2024a, section 5.3): no rank waits for others before its optimizer step. A rank's times are divided evenly over
     its chunks."""
     chunks = schedule.stages // schedule.pipeline_ranks
     each = Costs.uniform(schedule.stages, times.f // chunks, times.b // chunks, times.w // chunks, times.message)

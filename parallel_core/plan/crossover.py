@@ -3,7 +3,7 @@
 For a GPT's layers alone (no embedding, no head), on n devices that reach `flops` FLOP/s each; an all-reduce on a ring
 takes 2 (n - 1) times alpha + size / (n bandwidth) (Patarasuk and Yuan 2009).
 
-T_1  = 3 B s L (24 h^2 + 4 s h) / flops                        (Narayanan et al. 2021, equation 3, forward = a third)
+T_1  = 3 B s L (24 h^2 + 4 s h) / flops                        (Narayanan et al. 2021b, equation 3, forward = a third)
 T_TP = T_1 / n + 4 L m allreduce(B / m s h e)                  (Shoeybi et al. 2019, section 3: two each way)
 T_PP = T_1 / n (m + n - 1) / m + 2 (n - 1) send(B / m s h e)   (Huang et al. 2019; messages show at the ends)
 """

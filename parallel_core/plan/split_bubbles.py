@@ -1,4 +1,4 @@
-"""Idle time of a step of the zero-bubble schedules whose order is fixed (Qi et al. 2023), in closed form.
+"""Idle time of a step of the zero-bubble schedules whose order is fixed (Qi et al. 2024a), in closed form.
 
 A step is idle where it is longer than the work of the rank with the output layer: from the first operation of any rank
 to the last one of any, as with a flush, where no rank updates before the global gradient norm is known. Table 2 of the

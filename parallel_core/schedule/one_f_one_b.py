@@ -1,4 +1,4 @@
-"""1F1B with flush (Narayanan et al. 2021, PipeDream-Flush): warm-up, then one forward one backward, then drain."""
+"""1F1B with flush (Narayanan et al. 2021a, PipeDream-Flush): warm-up, then one forward one backward, then drain."""
 
 from __future__ import annotations
 

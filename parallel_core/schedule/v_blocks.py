@@ -1,4 +1,4 @@
-"""V-Half and V-Min (Qi et al. 2024, section 3): a building block of one micro-batch, repeated every six slots.
+"""V-Half and V-Min (Qi et al. 2024b, section 3): a building block of one micro-batch, repeated every six slots.
 
 A rank holds two chunks placed as a V. The block says when each place does F, B and W of both; a micro-batch is kept on
 a place from its F to its B, so short offsets between neighbours mean little memory. The sum of the four offsets (F down

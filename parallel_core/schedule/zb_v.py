@@ -1,5 +1,5 @@
-"""ZB-V (Qi et al. 2023, section 6): two chunks a rank placed as a V, so that the last stage (with the loss) is on place
-0.
+"""ZB-V (Qi et al. 2024a, section 6): two chunks a rank placed as a V, so that the last stage (with the loss) is on
+place 0.
 
 With T_F = T_B = T_W and free communication it has no idle time with p micro-batches in flight: the memory of 1F1B.
 """

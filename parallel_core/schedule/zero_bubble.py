@@ -1,4 +1,4 @@
-"""Zero bubble on a line of stages (Qi et al. 2023, section 2): weight gradients are deferred into the bubbles.
+"""Zero bubble on a line of stages (Qi et al. 2024a, section 2): weight gradients are deferred into the bubbles.
 
 With T_F = T_B = T_W and free communication ZB-H1 keeps p micro-batches in flight (from F to W) on every stage and idles
 (p - 1) T_F; ZB-H2 keeps 2p - 1 and has no idle time. A stage then ends its step T_F after the one before it; a barrier

@@ -33,7 +33,7 @@ def halved(forward: Cost, backward: Cost, longer: float, share: float = 1.0) -> 
 
     The input gradient takes as long as the forward: both compute what is not a product with a parameter (attention,
     norms, activations), and a product of the same size with each parameter. Measured on GPUs it took 0.98 to 1.00 of
-    the forward's time, and 1.3 to 1.9 of the weight gradient's (Qi et al. 2024, table 6). Messages and recomputation
+    the forward's time, and 1.3 to 1.9 of the weight gradient's (Qi et al. 2024a, table 6). Messages and recomputation
     also belong to it: both come before the weight gradients.
     """
     part = share * backward.work

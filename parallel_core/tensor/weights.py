@@ -1,6 +1,6 @@
 """Weight gradients of linear layers, computed at once or later: splits a backward into B (input) and W (weights).
 
-Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2: the previous stage waits for the gradient of a linear
+Qi et al. 2024a, "Zero Bubble Pipeline Parallelism", section 2: the previous stage waits for the gradient of a linear
 layer's input; nothing waits for that of its weight. Layers hand in the pair (input, output gradient). Whether it is
 multiplied at once or in W, the same product is added to the same sum, so a schedule that keeps the order of
 micro-batches gets the same bits.

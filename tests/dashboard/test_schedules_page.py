@@ -53,7 +53,7 @@ def test_every_schedule_is_shown_whole(name: str) -> None:
 
 
 def test_numbers_of_gpipe_and_1f1b() -> None:
-    """Huang et al. 2019: overhead (p - 1) / m. Narayanan et al. 2021: 1F1B keeps p micro-batches, GPipe m."""
+    """Huang et al. 2019: overhead (p - 1) / m. Narayanan et al. 2021b: 1F1B keeps p micro-batches, GPipe m."""
     gpipe, one = preview("gpipe", 4, 8), preview("1f1b", 4, 8)
     assert gpipe.overhead == one.overhead == pytest.approx(3 / 8)
     assert (max(gpipe.kept), max(one.kept)) == (8, 4)

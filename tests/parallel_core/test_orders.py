@@ -72,7 +72,7 @@ def simulated(problem: Problem, found: FoundOrder) -> int:
 
 @pytest.mark.parametrize("p", range(2, 8))
 def test_the_books_bubbles_at_equal_times(p: int) -> None:
-    """Qi et al. 2023, section 2: with the memory of 1F1B, the bubble of ZB-H1, (p - 1) T_F; with 2p - 1 micro-batches,
+    """Qi et al. 2024a, section 2: with the memory of 1F1B, the bubble of ZB-H1, (p - 1) T_F; with 2p - 1 micro-batches,
     none.
     """
     m = 3 * p

@@ -1,4 +1,4 @@
-"""Our schedule search compared with the zero-bubble papers' automatic scheduler, for the same times and memory."""
+"""Our schedule search compared with the zero-bubble paper's automatic scheduler, for the same times and memory."""
 
 from __future__ import annotations
 

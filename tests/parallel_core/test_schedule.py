@@ -46,7 +46,7 @@ def test_one_f_one_b_order() -> None:
 
 
 def test_zero_bubble_orders() -> None:
-    """Figures 2 and 3 of Qi et al. 2023, cut to two stages and three micro-batches. The first stage's B and W, which
+    """Figures 2 and 3 of Qi et al. 2024a, cut to two stages and three micro-batches. The first stage's B and W, which
     follow each other directly there, are one operation here.
     """
     assert orders(schedule.compute_only("zb-h1", 2, 3)) == [

@@ -54,7 +54,7 @@ def test_naive_keeps_one_stage_busy_at_a_time(p: int, m: int) -> None:
 
 @given(PLACES, st.integers(0, 12))
 def test_zb_h1(p: int, more: int) -> None:
-    """Qi et al. 2023, table 2 with T_F = T_B = T_W: idle (p - 1) T_F, p micro-batches kept on every stage."""
+    """Qi et al. 2024a, table 2 with T_F = T_B = T_W: idle (p - 1) T_F, p micro-batches kept on every stage."""
     made = schedule.compute_only("zb-h1", p, p + more)
     assert max(idle(made)) == p - 1
     assert peak_kept(made) == (p,) * p
@@ -62,7 +62,7 @@ def test_zb_h1(p: int, more: int) -> None:
 
 @given(PLACES, st.integers(0, 12))
 def test_zb_h2(p: int, more: int) -> None:
-    """Qi et al. 2023, table 2: no idle time at all, 2p - 1 micro-batches kept."""
+    """Qi et al. 2024a, table 2: no idle time at all, 2p - 1 micro-batches kept."""
     made = schedule.compute_only("zb-h2", p, 2 * p - 1 + more)
     assert max(idle(made)) == 0
     assert peak_kept(made) == (2 * p - 1,) * p
@@ -70,7 +70,7 @@ def test_zb_h2(p: int, more: int) -> None:
 
 @given(PLACES, st.integers(0, 12))
 def test_zb_v(p: int, more: int) -> None:
-    """Qi et al. 2023, section 6: no idle time, p micro-batches (of two chunks each) kept."""
+    """Qi et al. 2024a, section 6: no idle time, p micro-batches (of two chunks each) kept."""
     made = schedule.compute_only("zb-v", p, 2 * p + more)
     assert max(idle(made)) == 0
     assert peak_kept(made) == (2 * p,) * p
@@ -87,7 +87,7 @@ def test_dualpipe_v(p: int, more: int) -> None:
 @pytest.mark.parametrize(("name", "share"), [("v-half", 1 / 2), ("v-min", 1 / 3)])
 @pytest.mark.parametrize("p", [4, 6, 9, 16, 24])
 def test_v_blocks_keep_a_half_and_a_third(name: str, share: float, p: int) -> None:
-    """Qi et al. 2024, table 1: the activations of 1F1B (2p chunks) times the share, plus at most a constant."""
+    """Qi et al. 2024b, table 1: the activations of 1F1B (2p chunks) times the share, plus at most a constant."""
     made = schedule.compute_only(name, p, 4 * p)
     most = max(peak_in_flight(made))
     assert share * 2 * p <= most + 1

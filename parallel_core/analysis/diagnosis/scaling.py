@@ -1,7 +1,7 @@
 """Compared with an earlier run of the same work, more devices gained less than they should have.
 
 Threshold: less than 70 % of the earlier run's samples per second and device, on more devices. Weak scaling of a healthy
-run keeps 80 to 95 % of it (Narayanan et al. 2021, table 1). The loss is attributed to the account that grew most for
+run keeps 80 to 95 % of it (Narayanan et al. 2021b, table 1). The loss is attributed to the account that grew most for
 the same samples a device: the earlier accounts are scaled to the samples that a device has now, so that compute that
 merely follows the batch has not grown. Where another rule says what made that account grow, such as an uneven cut, its
 finding says what to do: more micro-batches would not fill what the heaviest stage leaves idle, nor make messages over a

@@ -49,7 +49,7 @@ class Row:
 
 
 def step_times() -> list[Row]:
-    """The 18 rows: Korthikanti et al. 2022, Table 5 (8), and Narayanan et al. 2021, Table 1 (10)."""
+    """The 18 rows: Korthikanti et al. 2022, Table 5 (8), and Narayanan et al. 2021b, Table 1 (10)."""
     found = []
     for case in cases():
         seconds = predicted(case, fitted())
@@ -98,7 +98,7 @@ def _megatron() -> list[PublishedStep]:
         # fp16 in 2021: gradients are reduced in 16 bits and copied to fp32 for the step, 20 bytes a parameter.
         plan = _plan(row, row["dp"], recompute="full", state=20)
         key = f"{row['model']}, {row['gpus']} GPUs"
-        found.append(PublishedStep(key, Job(model, b, MEGATRON_2021), plan, seconds, "Narayanan et al. 2021, Table 1"))
+        found.append(PublishedStep(key, Job(model, b, MEGATRON_2021), plan, seconds, "Narayanan et al. 2021b, Table 1"))
     return found
 
 

@@ -85,7 +85,7 @@ def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
     on, -1 the last.
 
     1F1B: p - i on rank i; GPipe: all; interleaved: 1 + (p - 1) / (p v) times 1F1B (Korthikanti et al. 2022, 4.2.3);
-    ZB-H1: p, and ZB-H2: 2p - 1 (Qi et al. 2024, Table 2); ZB-V: p on every rank. Without a flush as 1F1B, also where a
+    ZB-H1: p, and ZB-H2: 2p - 1 (Qi et al. 2024a, Table 2); ZB-V: p on every rank. Without a flush as 1F1B, also where a
     step has fewer micro-batches: the pipeline stays full, with those of several steps.
     """
     p, v = plans.pp, plans.chunks

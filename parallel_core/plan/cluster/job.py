@@ -29,7 +29,7 @@ class Software:
 
 
 MEGATRON_2021 = Software(False, False, False, False, False)
-"""Narayanan et al. 2021: nothing is overlapped, gradients are accumulated by a kernel of their own."""
+"""Narayanan et al. 2021b: nothing is overlapped, gradients are accumulated by a kernel of their own."""
 MEGATRON_2022 = Software(False, True, True, False, False)
 """Korthikanti et al. 2022: collectives overlap weight gradients (section 6.2), gradients are accumulated in place."""
 

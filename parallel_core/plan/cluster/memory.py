@@ -65,7 +65,7 @@ class Memory:
 
 def layers_per_chunk(job: Job, plans: Plans) -> Floats:
     """Layers of an inner chunk. Where the layers do not divide but two more would, the first and the last chunk have
-    one layer less: embedding and output layer count as a layer each, as in Llama 3 (126 layers) and Qi et al. 2024."""
+    one layer less: embedding and output layer count as a layer each, as in Llama 3 (126 layers) and Qi et al. 2024a."""
     places = plans.pp * plans.chunks
     return np.ceil((job.model.layers + np.where(job.model.layers % places, 2, 0)) / places)
 
@@ -157,7 +157,7 @@ def _rank(job: Job, plans: Plans, place: int) -> Memory:
 
 def _versions(job: Job, plans: Plans, place: int) -> Floats:
     """Weight versions a rank keeps: one for each micro-batch in flight with weight stashing (PipeDream, Narayanan et
-    al. 2019, section 3.3), two for 2BW (Narayanan et al. 2021, section 3.1), else one."""
+    al. 2019, section 3.3), two for 2BW (Narayanan et al. 2021a, section 3.1), else one."""
     stashed = activations.in_flight(job, plans, place)
     kept = np.where(plans.schedule == STASH, stashed, np.where(plans.schedule == TWO_BW, 2.0, 1.0))
     return np.where(plans.pp == 1, 1.0, kept)

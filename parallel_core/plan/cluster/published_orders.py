@@ -1,4 +1,4 @@
-"""Orders found by our search compared with the zero-bubble papers' automatic scheduler (Qi et al. 2024, Tables 5 and
+"""Orders found by our search compared with the zero-bubble paper's automatic scheduler (Qi et al. 2024a, Tables 5 and
 6).
 
 Both get the same input: the paper's profiled T_F, T_B, T_W and T_comm of a row, and room for p or 2p micro-batches on a
@@ -72,7 +72,7 @@ def problem_of(row: dict[str, Any], limit: float, shape: Shape = "line") -> Prob
 
 
 def needed_by_weights(row: dict[str, Any]) -> float:
-    """The share of what F keeps that W still needs: 32 of 34 + 5as/h bytes (Qi et al. 2024, Table 1)."""
+    """The share of what F keeps that W still needs: 32 of 34 + 5as/h bytes (Qi et al. 2024a, Table 1)."""
     return float(32 / (34 + 5 * row["heads"] * row["seq"] / row["hidden"]))
 
 

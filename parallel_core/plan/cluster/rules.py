@@ -49,7 +49,7 @@ def structure(job: Job, cluster: Cluster, plans: Plans) -> Ints:
 
 def fewest_micro_batches(plans: Plans) -> Floats:
     """The least micro-batches of a step: one a stage where the backward is split; p - 1 with 2BW, since two weight
-    versions do not last for fewer (Narayanan et al. 2021, section 3.1)."""
+    versions do not last for fewer (Narayanan et al. 2021a, section 3.1)."""
     two_bw = (plans.schedule == TWO_BW) & (plans.pp > 1)
     return np.where(plans.split_backward, plans.pp, np.where(two_bw, plans.pp - 1, 0.0))
 

@@ -94,7 +94,7 @@ def _bubble(
     plans: Plans, m: Floats, layer: work.Seconds, head: work.Seconds, ranks: tuple[Floats, Floats, Floats]
 ) -> Floats:
     """Idle seconds of a step with a flush, from the first operation of any rank to the last: (p - 1)(F + B + W),
-    interleaved a v-th of it (Narayanan et al. 2021, 2.2.2); of zero-bubble schedules `split_bubbles`; 0 without a
+    interleaved a v-th of it (Narayanan et al. 2021b, 2.2.2); of zero-bubble schedules `split_bubbles`; 0 without a
     flush, once the pipeline is full. `ranks`: layers of an inner rank, by how many that of the output layer has fewer,
     and whether it is the slowest, nevertheless. Raises KeyError for a schedule without a formula."""
     inner, short, last = ranks
@@ -125,7 +125,7 @@ def _differences(
 def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:
     """Exposed seconds of an activation and a gradient for every chunk and micro-batch: each waits for the slowest hop,
     and the first and last one for all hops. Each tensor rank sends its part, which is then all-gathered inside the host
-    unless the sequence stays split (Narayanan et al. 2021, 4.1)."""
+    unless the sequence stays split (Narayanan et al. 2021b, 4.1)."""
     boundary = job.model.seq * plans.micro_batch * job.model.hidden * plans.element
     inside, between = (machine.message(boundary / plans.tp, local) for local in (True, False))
     whole = machine.ring(boundary, plans.tp, np.ones_like(plans.tp), halves=1.0)

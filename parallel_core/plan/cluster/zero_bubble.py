@@ -1,4 +1,4 @@
-"""The zero-bubble tables (Qi et al. 2024) predicted by the simulator and by our own search for an order.
+"""The zero-bubble tables (Qi et al. 2024a) predicted by the simulator and by our own search for an order.
 
 Only two published numbers of each row are used: the bubble rates of 1F1B and of ZB-H1 give T_W and T_comm (in units of
 T_F + T_B + T_W, with T_F = T_B, which the paper's profiles confirm within 3 %). The rates of ZB-H2, interleaved 1F1B,

@@ -1,4 +1,4 @@
-"""A list scheduler after Qi et al. 2024, section 3.1: every rank picks its next operation whenever it is free.
+"""A list scheduler after Qi et al. 2024a, section 3.1: every rank picks its next operation whenever it is free.
 
 As many forwards as memory allows before the first backward, then one forward and one backward alternately; weight
 gradients fill gaps and run where memory is exhausted. `Rules` are the options over which the paper does a grid search.

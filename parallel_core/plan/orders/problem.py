@@ -30,7 +30,7 @@ class Problem:
     - `kept[s]`: kept from F to B; `needed[s]`: from B to W; `limit[r]` bounds their sum on rank r
     - `whole[s]`: the backward as one operation (usually B + W)
     - `barrier`: a step lasts from the first start to the last end, as where ranks wait for a gradient norm; without it,
-      as long as the longest rank's own time (Qi et al. 2023, section 4)
+      as long as the longest rank's own time (Qi et al. 2024a, section 4)
     """
 
     micro_batches: int

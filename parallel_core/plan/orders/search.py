@@ -1,7 +1,7 @@
 """Searches a pipeline order: handmade ones, the list scheduler under a grid of rules, then a local search from the
 best.
 
-Modelled on Qi et al. 2024, section 3.1, whose heuristic alone is `greedy`. The result is an ordinary Schedule, never
+Modelled on Qi et al. 2024a, section 3.1, whose heuristic alone is `greedy`. The result is an ordinary Schedule, never
 longer than any handmade order that stays within the limits.
 """
 

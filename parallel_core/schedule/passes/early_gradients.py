@@ -12,7 +12,7 @@ def hand_back(schedule: Schedule) -> Schedule:
 
     The order of a rank's work stays the same. While the pipeline fills with gradients and while it drains, each stage
     waits for the next one, so a step ends (p - 1) T_W earlier: (p - 1) (T_F + T_B) are idle, not (p - 1) (T_F + T_B +
-    T_W). Zero bubble goes further and puts other work between B and W (Qi et al. 2024, section 2.1).
+    T_W). Zero bubble goes further and puts other work between B and W (Qi et al. 2024a, section 2.1).
     """
     return replace(schedule, programs=tuple(tuple(_halves(program)) for program in schedule.programs))
 
