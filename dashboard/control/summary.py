@@ -170,7 +170,7 @@ def _median(run: Run, name: str) -> float | None:
 
 
 def _worst_memory(run: Run) -> dict[str, Any] | None:
-    worst = max(selectors.memory(run).values(), key=lambda record: record.peak_total, default=None)
+    worst = selectors.worst_memory(run)
     if worst is None:
         return None
     return {

@@ -60,8 +60,8 @@ def fix(run: Run) -> str:
 def figure(run: Run) -> tuple[str, str, str]:
     """(title, value, note): the memory of the fullest rank, and how far off the prediction was."""
     predicted = worst_place(RunSpec.stored(run.spec), run.task).total
-    measured = max((record.peak_total for record in selectors.memory(run).values()), default=0)
-    if not measured:
+    worst = selectors.worst_memory(run)
+    if worst is None or not worst.peak_total:
         return "Memory of a rank", bytes_text(predicted), "predicted"
-    said = f"measured; {bytes_text(predicted)} predicted, {signed_percent_text(predicted / measured - 1)} off"
-    return "Memory of a rank", bytes_text(measured), said
+    said = f"measured; {bytes_text(predicted)} predicted, {signed_percent_text(predicted / worst.peak_total - 1)} off"
+    return "Memory of a rank", bytes_text(worst.peak_total), said

@@ -61,7 +61,7 @@ def _step(run: Run, step: int) -> Step:
 
 def _with_memory(run: Run, made: Chart) -> Chart:
     """The chart with the memory curve of the worst rank below it, if one was metered."""
-    worst = max(selectors.memory(run).values(), key=lambda record: record.peak_total, default=None)
+    worst = selectors.worst_memory(run)
     if worst is None or not len(worst.curve):
         return made
     _add_memory(made.figure, worst)

@@ -183,6 +183,11 @@ def memory(run: Run, curves: bool = False) -> dict[int, MemoryRecord]:
     return {row.rank: row for row in (found if curves else found.defer("curve"))}
 
 
+def worst_memory(run: Run) -> MemoryRecord | None:
+    """That of `memory` with the highest peak; None if no rank metered a step."""
+    return max(memory(run).values(), key=lambda record: record.peak_total, default=None)
+
+
 def breakdown(run: Run, step: int | None = None) -> dict[int, Breakdown]:
     """rank -> breakdown of one traced step (None = the newest complete one); {} if there is none."""
     rows = spans(run, step)

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis.rows import starts
 from parallel_core.schedule.ir import RECVS, SENDS, Kind
-from parallel_core.traces.pieces import take_crumbs
+from parallel_core.traces.pieces import BACKWARD, FORWARD, take_crumbs
 
 Spans = Mapping[int, NDArray[np.void]]
 NOISE = 0.5
 """Work of at most this fraction of the shortest forward (or backward) is not one: a buffer, or clean-up."""
 LEFT = 0.25
 """Limit of all work ignored in this way, as a fraction of the rest: separate weight gradients would exceed it."""
-_FORWARD, _BACKWARD = (Kind.F,), (Kind.BW, Kind.B, Kind.W, Kind.R)
 _SENDS, _RECVS = ([int(kind) for kind in sorted(group)] for group in (SENDS, RECVS))
 
 
@@ -109,9 +108,9 @@ def _pieces(rows: NDArray[np.void]) -> list[Pass]:
     """Returns stretches of forward or backward during which no message begins; fragments of the other kind do not
     separate them (the backward's thread cleans up after each node)."""
     begun = np.sort(rows["start"][np.isin(rows["kind"], _SENDS + _RECVS)])
-    work = np.flatnonzero(np.isin(rows["kind"], [int(kind) for kind in (*_FORWARD, *_BACKWARD)]))
+    work = np.flatnonzero(np.isin(rows["kind"], [int(kind) for kind in (*FORWARD, *BACKWARD)]))
     work = work[np.argsort(rows["start"][work], kind="stable")]
-    forward = np.isin(rows["kind"][work], [int(kind) for kind in _FORWARD])
+    forward = np.isin(rows["kind"][work], [int(kind) for kind in FORWARD])
     window = np.searchsorted(begun, starts(rows)[work], side="right")
     out = []
     for between in np.unique(window):

@@ -12,6 +12,7 @@ from parallel_core.traces import names
 from parallel_core.traces.collect import OPERATION, RECORDED, Collected
 from parallel_core.traces.communication import after_norms, carried, communication_names, from_their_call
 from parallel_core.traces.nesting import NONE, holding, innermost, outermost_of, parents, within
+from parallel_core.traces.pieces import BACKWARD
 
 _FORWARD = names.Meaning(Kind.F, LANE_COMPUTE)
 _UNMARKED = names.Meaning(Kind.STEP, LANE_HOST)
@@ -23,7 +24,6 @@ MEANING = np.dtype(
         *(("back_stage", "<i2"), ("back_micro_batch", "<i4")),
     ]
 )
-_BACKWARD = (Kind.BW, Kind.B, Kind.W, Kind.R)
 _PASSED = "autograd::engine::evaluate_function"
 
 
@@ -206,7 +206,7 @@ def _annotate(
     told = np.full(len(out), NONE, np.int64)
     inside = np.flatnonzero(found != NONE)
     annotation = said[found[inside]].copy()
-    back = (annotation["kind"] == Kind.PAIR) & (np.isin(out["kind"][inside], _BACKWARD) | elsewhere[inside])
+    back = (annotation["kind"] == Kind.PAIR) & (np.isin(out["kind"][inside], BACKWARD) | elsewhere[inside])
     annotation["stage"][back], annotation["micro_batch"][back] = (
         annotation[name][back] for name in ("back_stage", "back_micro_batch")
     )

@@ -19,7 +19,8 @@ USUAL = 0.1
 """The quantile of lengths that counts as a short one."""
 NEAR = 0.35
 """Fraction of an operation's rows: how far from its expected end the gap after it is searched."""
-_FORWARD, _BACKWARD = (Kind.F,), (Kind.BW, Kind.B, Kind.W, Kind.R)
+FORWARD, BACKWARD = (Kind.F,), (Kind.BW, Kind.B, Kind.W, Kind.R)
+"""The kinds that count as a forward, and as a backward: with the recomputation for it."""
 
 
 class Piece(NamedTuple):
@@ -34,7 +35,7 @@ class Piece(NamedTuple):
 def forwards_between_messages(rows: NDArray[np.void]) -> list[tuple[int, int, int]]:
     """(start, busy ns, number of rows) of the forwards of a rank, separated where a message begins."""
     begun = np.sort(rows["start"][np.isin(rows["kind"], [int(kind) for kind in P2P])])
-    own = rows[np.isin(rows["kind"], [int(kind) for kind in _FORWARD])]
+    own = rows[np.isin(rows["kind"], [int(kind) for kind in FORWARD])]
     window = np.searchsorted(begun, own["start"], side="right")
     took = durations(own)
     parts = [window == between for between in np.unique(window)]
@@ -46,8 +47,8 @@ def stretches(rows: NDArray[np.void], usual: Mapping[bool, tuple[float, float]])
 
     A fragment does not separate the work around it: the backward's thread cleans up after each node.
     """
-    forward = np.isin(rows["kind"], [int(kind) for kind in _FORWARD])
-    backward = np.isin(rows["kind"], [int(kind) for kind in _BACKWARD])
+    forward = np.isin(rows["kind"], [int(kind) for kind in FORWARD])
+    backward = np.isin(rows["kind"], [int(kind) for kind in BACKWARD])
     begun = np.sort(rows["start"][np.isin(rows["kind"], [int(kind) for kind in P2P])])
     own = np.flatnonzero(forward | backward)
     own = own[np.argsort(rows["start"][own], kind="stable")]
@@ -71,7 +72,7 @@ def usual_length(
 
     The total of a group determines the length of one operation, however its rows are separated.
     """
-    own = rows[np.isin(rows["kind"], [int(kind) for kind in (_FORWARD if forward else _BACKWARD)])]
+    own = rows[np.isin(rows["kind"], [int(kind) for kind in (FORWARD if forward else BACKWARD)])]
     at = np.searchsorted(begun, own["start"], side="right")
     parts = [[_weight(op) for op in ops if (op.kind is Kind.F) is forward] for ops in groups]
     each = np.array([sum(part) for part in parts])
@@ -122,6 +123,6 @@ def reached(rows: NDArray[np.void], share: float) -> int:
 def take_crumbs(rows: NDArray[np.void], inside: NDArray[np.int64], kind: Kind, stage: int, micro_batch: int) -> None:
     """Adds unnamed work between the first and the last row of an operation (`inside`) to that operation."""
     low, high = rows["start"][inside].min(), rows["end"][inside].max()
-    work = np.isin(rows["kind"], [int(one) for one in (*_FORWARD, *_BACKWARD)]) & (rows["micro_batch"] < 0)
+    work = np.isin(rows["kind"], [int(one) for one in (*FORWARD, *BACKWARD)]) & (rows["micro_batch"] < 0)
     crumbs = work & (rows["start"] >= low) & (rows["end"] <= high)
     rows["kind"][crumbs], rows["stage"][crumbs], rows["micro_batch"][crumbs] = kind, stage, micro_batch
