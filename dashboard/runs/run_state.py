@@ -1,0 +1,20 @@
+"""The states of a run; only `dashboard.runs.states` moves a run from one to another."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class State(models.TextChoices):
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+
+ACTIVE = (State.STARTING, State.RUNNING, State.CANCELLING)
+ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.LOST)
