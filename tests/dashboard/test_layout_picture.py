@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ from dashboard.runs.models import Run, SpanChunk
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.plain import plain
 from tests.parallel_core.strategies import run_specs
 
 
@@ -139,6 +141,16 @@ def test_on_the_page_a_rank_is_chosen_by_its_address(client: Client, alice: Any)
     assert "There is no rank 2: ranks are 0 to 1. Rank 0 is shown." in beyond and "There is no" not in page
     assert re.search(r'rank=1#details" data-role="chosen"', page)
     assert "receives activations from stage 0" in page
+
+
+@pytest.mark.usefixtures("redis_url")
+def test_what_is_in_the_table_is_not_said_to_be_left_out(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    run = factory.finished(alice, {"tp": 2, "sequence": True})
+    page = html.unescape(plain(client.get(f"/runs/{run.pk}/?tab=layout").content.decode()))
+    assert "all-reduces of vectors' gradients" in page.partition("On the wire")[2]
+    left = page.partition("Not counted: ")[2].partition("</p>")[0]
+    assert left and "vectors" not in left
 
 
 @pytest.mark.usefixtures("redis_url")
