@@ -165,10 +165,15 @@ class RunOut(Schema):
     broken: list[str] = Field(description="faults injected on purpose, a sentence each; empty for a usual run")
     devices: int
     step: int | None = Field(description="the newest step, as an index from 0; null before the first")
-    loss: float | None
-    step_time_s: float | None
-    tokens_per_s: float | None
-    memory_peak_bytes: int | None
+    loss: float | None = Field(description="of the newest step; null where it is not finite")
+    step_time_s: float | None = Field(
+        description="median of the timed steps; until it has ended, of the newest of them"
+    )
+    tokens_per_s: float | None = Field(
+        description="of all devices at the median step; until it has ended, in the newest step. Images or positions "
+        "where the speed of its model counts these"
+    )
+    memory_peak_bytes: int | None = Field(description="measured on the rank that held most")
     created_at: datetime
     started_at: datetime | None = Field(description="start of its newest attempt; null while that has not started")
     ended_at: datetime | None
