@@ -97,16 +97,14 @@ def chart(
     plain = list(map(_trace, lines))
     made = many_lines.coloured(plain, lines, leaders) if many else _told_apart(plain)
     traces = [*made, *([_faint(older)] if older else [])]
-    above = sum(int((curve.value > top).sum()) for curve in lines) if top and _far(lines, top) else 0
-    figure: dict[str, Any] = {"data": traces, "layout": _layout(len(leaders) or len(lines), unit, {"axes": axes})}
-    if above:
-        figure["layout"]["yaxis"] |= {"range": [0, top], "autorange": False}
-        figure["layout"]["meta"]["above"] = above  # the page offers a button that shows them
+    layout = _layout(len(leaders) or len(lines), unit, {"axes": axes})
+    above = _cut(layout, lines, top) if top and _far(lines, top) else 0
     which = many_lines.words(len(lines), leaders, first) if many else ""
     of_all = f"{len(curves)} {of}" if len(lines) < len(curves) else ""
     source = f"{source}; {_counted(lines, older, of_all, above)}"
     zeros = _fractions(curves)
     rows = [_row(curve, zeros) for curve in curves]
+    figure = {"data": traces, "layout": layout}
     return Chart(key, title, _subtitle(lines, unit, which), source, figure, COLUMNS, rows)
 
 
@@ -138,6 +136,14 @@ def _layout(lines: int, unit: str, meta: dict[str, Any]) -> dict[str, Any]:
         hovermode="x unified" if lines <= 4 else "closest",
         meta=meta | {"narrow": {"legend": {"font": {"size": 10}}}},
     )
+
+
+def _cut(layout: dict[str, Any], drawn: Sequence[Curve], top: float) -> int:
+    """Starts the figure of this `layout` with values up to `top`, and returns how many lie above."""
+    above = sum(int((curve.value > top).sum()) for curve in drawn)
+    layout["yaxis"] |= {"range": [0, top], "autorange": False}
+    layout["meta"]["above"] = above  # the page offers a button that shows them
+    return above
 
 
 def _far(drawn: Sequence[Curve], top: float) -> bool:
