@@ -9,6 +9,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.ages import clock
+from dashboard.fleet.held import COLUMNS, Held, Hold, held
 from dashboard.fleet.selectors import kind_of
 from dashboard.fleet.worker_views import WorkerView
 from dashboard.runs.models import Attempt, Run
@@ -67,7 +68,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Held:
+class Listed:
     """One attempt in the table: its bar, and the devices it held in words."""
 
     bar: Bar
@@ -81,9 +82,10 @@ class Timeline:
 
     rows: list[Row]
     ticks: list[tuple[float, str]]
-    table: list[Held]
+    table: list[Listed]
     shown: int
     total: int
+    use: Held
 
 
 def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None) -> Timeline:
@@ -93,8 +95,9 @@ def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None)
     rows = {(w.worker.name, d.kind, d.index): Row(w.worker.name, d.index, d.kind) for w in workers for d in w.every}
     attempts = Attempt.objects.filter(sent_at__isnull=False).order_by()
     # Each from its own index: joined by OR, SQLite reads every attempt ever made.
-    ended, held = attempts.filter(ended_at__gte=since), attempts.filter(over=False)
-    found = sorted({pk for each in (ended, held) for pk in each.values_list("pk", flat=True)}, reverse=True)
+    ended, holding = attempts.filter(ended_at__gte=since), attempts.filter(over=False)
+    holds = {pk: Hold(*rest) for each in (ended, holding) for pk, *rest in each.values_list("pk", *COLUMNS)}
+    found = sorted(holds, reverse=True)
     newest = Attempt.objects.filter(pk__in=found[:MAX_BARS]).order_by("-pk").select_related("run__study").only(*DRAWN)
     drawn = [(attempt, bar) for attempt in newest if (bar := _bar(attempt, since, now))]
     for attempt, bar in reversed(drawn):
@@ -103,8 +106,9 @@ def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None)
                 kind = kind_of(attempt.run)
                 # A device that no worker lists any more was held nevertheless.
                 rows.setdefault((node["worker"], kind, index), Row(node["worker"], index, kind)).bars.append(bar)
-    table = [Held(bar, _devices(attempt)) for attempt, bar in drawn[:MAX_LISTED]]
-    return Timeline([rows[key] for key in sorted(rows)], _ticks(since, now), table, len(drawn), len(found))
+    table = [Listed(bar, _devices(attempt)) for attempt, bar in drawn[:MAX_LISTED]]
+    use = held(holds.values(), len(rows), since, now, hours)
+    return Timeline([rows[key] for key in sorted(rows)], _ticks(since, now), table, len(drawn), len(found), use)
 
 
 def _ticks(since: datetime, now: datetime) -> list[tuple[float, str]]:

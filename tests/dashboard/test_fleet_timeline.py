@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from dashboard.fleet.timeline import timeline
 from dashboard.runs import states
 from dashboard.runs.models import Attempt
 from dashboard.studies.models import Study
+from parallel_core.analysis.quantities import percent_text
 from tests.dashboard import factory
 from tests.dashboard.test_fleet_page import page
 
@@ -121,3 +124,43 @@ def test_old_and_clipped_attempts(alice: Any) -> None:
 def test_any_window_in_the_address(client: Client, bob: Any, query: str) -> None:
     client.force_login(bob)
     assert page(client, query)
+
+
+def test_the_share_of_the_time_that_devices_were_held_is_said(client: Client, alice: Any) -> None:
+    """By hand: of 2 devices x 60 min, 2 x 15 min by an attempt that failed, 3 of each before its processes started, and
+    1 x 6 min of one that goes on; of one that began before the window only what is within it."""
+    now = timezone.now()
+
+    def minutes(ago: float) -> datetime:
+        return now - timedelta(minutes=ago)
+
+    assert timeline(worker_views.workers(), 1, now).use.title == "No device was held in the last hour."
+    wide, early, going = (factory.start(factory.queued(alice, {"dp": dp})) for dp in (2, 1, 1))
+    rows = Attempt.objects.filter(pk=wide.pk)
+    rows.update(sent_at=minutes(30), started_at=minutes(27), ended_at=minutes(15), over=True, outcome="failed")
+    rows = Attempt.objects.filter(pk=early.pk)
+    rows.update(sent_at=minutes(90), started_at=minutes(89), ended_at=minutes(50), over=True, outcome="succeeded")
+    Attempt.objects.filter(pk=going.pk).update(sent_at=minutes(6), started_at=minutes(6))
+    use = timeline(worker_views.workers(), 1, now).use
+    assert (use.have, use.held, use.lost, use.waited) == pytest.approx([60 * m for m in (120, 46, 30, 6)])
+    said = "Devices were held 38 % of the last hour: 0.767 of 2 device-hours."
+    assert use.title == said.replace("38 %", percent_text(46 / 120))
+    lost, waited = percent_text(30 / 46), percent_text(6 / 46)
+    rest = f"{lost} went to attempts that failed or were lost and {waited} passed before processes had started"
+    assert use.of_it == f"Of these, {rest}."
+    client.force_login(alice)
+    shown = unescape(re.sub(r"<[^>]+>", "", page(client).replace("\N{NO-BREAK SPACE}", " ")))
+    assert "of the last hour: 0.7" in shown and "went to attempts that failed" in shown
+
+
+def test_a_trial_that_did_not_fit_is_an_answer_and_not_lost(alice: Any) -> None:
+    now = timezone.now()
+    run = factory.queued(alice)
+    run.study = Study.objects.create(name="fit", owner=alice, kind="fit")
+    run.save()
+    ended = {"over": True, "outcome": "failed", "cause": "out_of_memory", "ended_at": now}
+    Attempt.objects.filter(pk=factory.start(run).pk).update(sent_at=now - timedelta(minutes=6), **ended)
+    use = timeline(worker_views.workers(), 1, now).use
+    assert use.held == pytest.approx(360) and use.lost == 0
+    Attempt.objects.update(cause="user_code")
+    assert timeline(worker_views.workers(), 1, now).use.lost == pytest.approx(360)
