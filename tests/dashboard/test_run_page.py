@@ -103,6 +103,9 @@ def test_a_run_behind_a_profile_says_what_it_waits_for_and_how_long(reader: Clie
     found = verdict(run)
     assert found.sentence.startswith("Waits for yard-a, which times the layers of GPT 4 x 64")
     assert found.sentence.endswith("that takes one to two minutes.")
+    for page in ("/partition/", "/partition/fleet/"):
+        said = reader.get(page).content.decode()
+        assert "one to two minutes" in said and "about a minute" not in said, "the same everywhere"
     assert found.more.startswith("The profile was asked for 0 s ago, and is stopped after 10 min")
     assert found.sentence in plain(html(reader, run))
     now = timezone.now()
