@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import LOST, Troubles, look, sign_in
+from tests.browser.observed_page import LOST, PHONE, Troubles, look, sign_in
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -42,6 +42,9 @@ def test_a_stranger_sees_nothing_but_the_sign_in(window: Callable[..., Page]) ->
     page.goto("/fleet/")
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     expect(page.get_by_role("navigation")).to_have_count(0)
+    page.set_viewport_size(PHONE)
+    named = page.locator(".brand span").bounding_box()
+    assert named and named["width"] > 40, "without links there is room for the name, which nothing else says"
 
 
 def test_a_wrong_password_is_said_and_the_right_one_leads_on(
