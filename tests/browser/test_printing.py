@@ -56,6 +56,9 @@ def test_no_column_of_a_wide_table_is_cut_off_by_the_edge_of_the_paper(page: Pag
         page.set_viewport_size({"width": A4_PX, "height": 1000})
         assert page.locator(".table-scroll").evaluate_all("(all) => all.some((one) => one.offsetWidth > 0)")
         assert page.evaluate(CUT, A4_PX) == []
+        sizes = "(all) => all.map((one) => [one, one.parentElement].map((it) => getComputedStyle(it).fontSize))"
+        words = page.locator(".table td > .badge").evaluate_all(sizes)
+        assert all(own == beside for own, beside in words), "a state is no larger than the numbers beside it"
         page.emulate_media(media="screen")
 
 
