@@ -144,7 +144,7 @@ def chart(
     """
     made = figure_of(runs, words=words, window=window, waited=waited, places=places, predicted=predicted)
     made["layout"]["meta"]["canvas"] = window is not None or made["layout"]["meta"]["shown"] >= MANY
-    part = f"; {_counted(made['layout']['meta'])}"
+    part = f"; {counted(made['layout']['meta'])}"
     subtitle = (
         f"{what}, {words.unit} from its start; a row for each rank, above it collectives in flight, below it messages; "
         f"numbers are micro-batches, hatched is idle"
@@ -157,7 +157,7 @@ def chart(
     return Chart(key, title, subtitle, source + part, made, columns[unnamed:], table)
 
 
-def _counted(meta: Mapping[str, int]) -> str:
+def counted(meta: Mapping[str, int]) -> str:
     """Says how many spans are drawn, of how many."""
     shown, inside, total = meta["shown"], meta["inside"], meta["total"]
     if shown < inside:

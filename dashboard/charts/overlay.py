@@ -14,7 +14,7 @@ from dashboard.charts.gantt import FULL
 from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.theme import var
 from parallel_core.analysis.lateness import late
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.analysis.rows import durations
 from parallel_core.analysis.waits import Waited, step_start
 from parallel_core.schedule.ir import COMPUTE, Kind
@@ -36,12 +36,15 @@ def chart(
     figure = gantt.figure(spans, waited=waited)
     rows = {rank: float(i) for i, rank in enumerate(sorted(spans))}
     work = joined[outlined(joined)]
-    figure["data"] += [_outlines(work[:MAX_OUTLINES], rows), _line(path, rows, step_start(spans))]
+    drawn = _longest(work)
+    figure["data"] += [_outlines(drawn, rows), _line(path, rows, step_start(spans))]
     if len(work):
         reach = max(figure["layout"]["xaxis"]["range"][1], float(work["planned_end"].max()) / 1e6 * 1.005)
         figure["layout"]["xaxis"]["range"] = [0, reach]
-    meta = figure["layout"]["meta"]
-    counted = f"{meta['shown']} of {meta['total']} spans, {min(len(work), MAX_OUTLINES)} of {len(work)} planned"
+    outlines = f"{count_text(len(drawn))} of {count_text(len(work))} planned"
+    if len(drawn) < len(work):
+        outlines = f"the {count_text(len(drawn))} longest of {count_text(len(work))} planned outlined"
+    counted = f"{gantt.counted(figure['layout']['meta'])}, {outlines}"
     subtitle = (
         "ms from the start of the step; filled measured, outlined planned at each stage's median costs; "
         "the line is the critical path"
@@ -53,6 +56,12 @@ def outlined(joined: NDArray[np.void]) -> NDArray[np.bool_]:
     """Mask of the LATE rows drawn with their plan: those that compute. Recomputation is part of its backward, so it is
     not."""
     return np.isin(joined["kind"], [int(kind) for kind in COMPUTE - {Kind.R}])
+
+
+def _longest(work: NDArray[np.void]) -> NDArray[np.void]:
+    """The MAX_OUTLINES longest as measured, in their own order: those whose bars are drawn, on whichever rank."""
+    order = np.argsort(-durations(work), kind="stable")
+    return work[np.sort(order[:MAX_OUTLINES])]
 
 
 def _outlines(work: NDArray[np.void], rows: dict[int, float]) -> dict[str, Any]:

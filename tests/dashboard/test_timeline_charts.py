@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.charts import gantt, heatmap, theme
+from dashboard.charts import gantt, heatmap, overlay, theme
+from parallel_core.analysis.critical import critical_path
+from parallel_core.analysis.lateness import lateness
+from parallel_core.analysis.quantities import count_text
+from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
@@ -38,6 +42,29 @@ def test_gantt_keeps_the_longest_and_says_how_many() -> None:
     assert chart["layout"]["meta"] == {"zooms": True, "shown": 10, "inside": 50, "total": 50}
     assert min(chart["data"][0]["x"]) == 40
     assert "no span" not in gantt.chart([], "t", "s").source
+
+
+def test_plans_are_outlined_on_all_ranks_where_not_all_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two equal stages, each with as many operations as are outlined."""
+    spec = RunSpec.model_validate(factory.spec_of({"pp": 2, "micro_batches": 4}))
+    spans, layout = factory.simulate(spec), Layout.of(spec)
+    joined, path = lateness(spans, spans, layout), critical_path(spans, layout)
+    few = int(overlay.outlined(joined).sum()) // 2
+    monkeypatch.setattr(overlay, "MAX_OUTLINES", few)
+    made = overlay.chart(spans, joined, path, "t", "s")
+    outlines = next(trace for trace in made.figure["data"] if trace["name"] == "planned")
+    assert len(outlines["y"]) == few and set(outlines["y"]) == {0, 1}
+    assert made.source.endswith(f", the {few} longest of {2 * few} planned outlined")
+
+
+def test_a_long_step_with_its_plan_says_which_spans_are_drawn() -> None:
+    rows = np.zeros(2_500, SPAN)
+    rows["kind"], rows["start"], rows["end"] = Kind.F, np.arange(2_500) * 10, np.arange(2_500) * 10 + 5
+    layout = Layout.of(RunSpec.model_validate(factory.spec_of({})))
+    spans = {0: rows}
+    made = overlay.chart(spans, lateness({}, spans, layout), critical_path(spans, layout), "t", "s")
+    longest = f"the {count_text(2_000)} longest of {count_text(2_500)}"
+    assert made.source == f"s; {longest} spans drawn, 0 of 0 planned"
 
 
 def test_several_runs_share_one_axis() -> None:
