@@ -8,7 +8,7 @@ from typing import Any
 from dashboard.runs import selectors
 from dashboard.runs.fleet_checks import FleetCheck
 from dashboard.runs.models import Run
-from dashboard.runs.panel import SHOWN_STAGES, Panel, limit_text, row_of
+from dashboard.runs.panel import SHOWN_STAGES, Panel, limit_text, row_of, shown_stages
 from parallel_core.analysis.quantities import bytes_beside, bytes_text, percent_text, signed_percent_text
 from parallel_core.plan.generation import by_place, worst_place
 from parallel_core.plan.peak import RankMemory
@@ -27,7 +27,7 @@ def panel(spec: RunSpec, request: Mapping[str, Any], check: FleetCheck) -> Panel
         memory=_sentence(worst, room, request),
         waits=check.waits,
         fits=worst.total <= limit if limit else None,
-        rows=[row_of(spec, stage, full, limit, NAMES) for stage in stages[:SHOWN_STAGES]],
+        rows=[row_of(spec, stage, full, limit, NAMES) for stage in shown_stages(stages)],
         hidden=max(0, len(stages) - SHOWN_STAGES),
         limit=limit_text(limit, stages),
     )

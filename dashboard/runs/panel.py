@@ -103,7 +103,7 @@ class Panel:
             unsaved=found.unsaved,
             tokens=found.tokens,
             fits=feasibility.fits if feasibility else None,
-            rows=[_of_stage(found.spec, stage, full, found.limit) for stage in found.stages[:SHOWN_STAGES]],
+            rows=[_of_stage(found.spec, stage, full, found.limit) for stage in shown_stages(found.stages)],
             hidden=max(0, len(found.stages) - SHOWN_STAGES),
             batch=_batch(found.spec),
             step=_step(found),
@@ -173,6 +173,12 @@ def _of_stage(spec: RunSpec, stage: RankMemory, full: int, limit: int) -> Row:
     several = copies * spec.parallel.tensor_ranks[stage.stage] > 1
     held = any(fault.held_bytes(stage.rank) for fault in spec.inject)
     return replace(row, ranks=f"{row.ranks}, most on {stage.rank}") if held and several else row
+
+
+def shown_stages(stages: Sequence[RankMemory]) -> list[RankMemory]:
+    """The first SHOWN_STAGES, of which the last gives way to the one that needs most, which the sentence names."""
+    first, worst = list(stages[:SHOWN_STAGES]), max(stages, key=lambda stage: stage.total, default=None)
+    return first if worst is None or worst in first else [*first[:-1], worst]
 
 
 def row_of(spec: RunSpec, stage: RankMemory, full: int, limit: int, names: Mapping[str, str] = CATEGORY_NAMES) -> Row:

@@ -323,6 +323,16 @@ def test_memory_that_would_take_long_to_count_is_not_predicted(
     assert "not predicted; measured on a step" in member.get(f"/runs/{run.pk}/").content.decode()
 
 
+def test_of_many_stages_the_one_that_the_panel_names_is_shown() -> None:
+    """Twenty stages, the last of which needs most: it has the output layer of a large vocabulary."""
+    model = {"layers": 20, "hidden": 16, "heads": 2, "seq": 64, "vocab": 50_000}
+    spec = {"model": model, "parallel": {"pp": 20, "micro_batches": 20}, "train": {"global_batch": 20}}
+    panel = Panel.of(submission.assess(spec))
+    assert (len(panel.rows), panel.hidden) == (16, 4)
+    assert " on rank 19" in panel.memory
+    assert [row.ranks for row in panel.rows][-2:] == ["Rank 14", "Rank 19"]
+
+
 def test_a_device_that_tensors_alone_would_fill_is_refused() -> None:
     need = worst_stage(RunSpec()).total
     host = factory.worker()
