@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dashboard.numbers import number
 from dashboard.runs.layout_boxes import Box, box_of
@@ -72,7 +72,8 @@ class Said:
 
 @dataclass(frozen=True)
 class Picture:
-    """`rows[replica][place]` = the cells of a tensor group. `drawn` says how many ranks are drawn; '' if all are."""
+    """`rows[i][k]` = the cells of a tensor group: of the replica `replicas[i]`, on the place that `heads[k]` names.
+    `drawn` says how many ranks are drawn; '' if all are."""
 
     sentence: str
     rank: int
@@ -80,6 +81,7 @@ class Picture:
     """Why the rank is not the requested one; '' if it is."""
     place: str
     heads: list[str]
+    replicas: list[int]
     rows: list[list[list[Cell]]]
     drawn: str
     layers: list[Layers]
@@ -95,6 +97,11 @@ class Picture:
     def query(self) -> str:
         """The part of the query, apart from the rank, that draws the same split."""
         return f"&split={self.how}" if self.splits and self.splits.other else ""
+
+    @property
+    def by_replica(self) -> list[tuple[int, list[list[Cell]]]]:
+        """(replica, its row) of the mesh."""
+        return list(zip(self.replicas, self.rows, strict=True))
 
     @property
     def groups(self) -> dict[str, str]:
@@ -119,14 +126,16 @@ def picture(own: RunSpec, rank: int, how: str = "", hosts: Hosts = ALONE) -> Pic
     spec = resplit(own, how)
     layers, spoken = held(spec, rank), comm_volumes(spec, rank)
     place, replica, tensor = layout.coords(rank)
+    drawn = _Drawn.of(layout, rank)
     return Picture(
         sentence=_sentence(spec, rank, len(layers), spoken, hosts),
         rank=rank,
         instead=instead,
         place=f"Place {place} of the pipeline, replica {replica}, tensor rank {tensor}",
-        heads=[_head(layout, p) for p in range(min(layout.pp, DRAWN_PLACES))],
+        heads=[_head(layout, p) for p in drawn.places],
+        replicas=drawn.replicas,
         rows=_mesh(layout, rank, spoken, hosts),
-        drawn=_drawn(layout),
+        drawn=drawn.text(layout),
         layers=_layers(layers),
         said=_said(rank, spoken, hosts),
         world=layout.world,
@@ -163,6 +172,32 @@ def _head(layout: Layout, place: int) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
 
 
+class _Drawn(NamedTuple):
+    """The coordinates that the mesh draws: of each the first ones, of which the last gives way to the chosen rank's."""
+
+    places: list[int]
+    replicas: list[int]
+    tensors: list[int]
+
+    @classmethod
+    def of(cls, layout: Layout, chosen: int) -> _Drawn:
+        own, sizes = layout.coords(chosen), (layout.pp, layout.dp, max(layout.widths))
+        found = []
+        for at, size, most in zip(own, sizes, (DRAWN_PLACES, DRAWN_REPLICAS, DRAWN_TENSOR), strict=True):
+            first = list(range(min(size, most)))
+            found.append(first if at in first else [*first[:-1], at])
+        return cls(*found)
+
+    def tensors_at(self, layout: Layout, place: int, replica: int) -> list[int]:
+        """The drawn tensor ranks of a replica of a place; [] where the place has no such replica."""
+        return [t for t in self.tensors if t < layout.widths[place]] if replica < layout.replicas[place] else []
+
+    def text(self, layout: Layout) -> str:
+        """How many ranks are drawn; '' for all."""
+        n = sum(len(self.tensors_at(layout, place, replica)) for place in self.places for replica in self.replicas)
+        return "" if n == layout.world else f"{count_text(n)} of {count_text(layout.world)} ranks drawn"
+
+
 def _mesh(layout: Layout, chosen: int, spoken: list[CommVolume], hosts: Hosts) -> list[list[list[Cell]]]:
     roles = {rank: talk.kind for talk in reversed(spoken) for rank in talk.ranks} | {chosen: "chosen"}
 
@@ -173,20 +208,8 @@ def _mesh(layout: Layout, chosen: int, spoken: list[CommVolume], hosts: Hosts) -
         where = f"{_head(layout, place)}, replica {replica}, tensor {tensor}{hosts.on(rank)}"
         return Cell(rank, role, f"Rank {rank}: {where}{what}", hosts.mark(rank), hosts.stripe(rank))
 
-    places = [*zip(layout.replicas, layout.widths, strict=True)][:DRAWN_PLACES]
-    return [
-        [
-            [cell(p, r, t) for t in range(min(width, DRAWN_TENSOR))] if r < count else []
-            for p, (count, width) in enumerate(places)
-        ]
-        for r in range(min(layout.dp, DRAWN_REPLICAS))
-    ]
-
-
-def _drawn(layout: Layout) -> str:
-    places = [*zip(layout.replicas, layout.widths, strict=True)][:DRAWN_PLACES]
-    n = sum(min(count, DRAWN_REPLICAS) * min(width, DRAWN_TENSOR) for count, width in places)
-    return "" if n == layout.world else f"{count_text(n)} of {count_text(layout.world)} ranks drawn"
+    drawn = _Drawn.of(layout, chosen)
+    return [[[cell(p, r, t) for t in drawn.tensors_at(layout, p, r)] for p in drawn.places] for r in drawn.replicas]
 
 
 def _layers(layers: list[Held]) -> list[Layers]:

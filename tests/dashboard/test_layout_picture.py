@@ -124,6 +124,16 @@ def test_parts_lie_within_their_matrix(run: RunSpec) -> None:
             assert 0 < box.held_height <= box.height - box.y + 1e-9
 
 
+def test_of_very_many_ranks_the_chosen_one_is_drawn() -> None:
+    """Sixteen replicas of eighteen stages; the last rank is in the last of both."""
+    split = {"dp": 16, "pp": 18, "micro_batches": 1}
+    many = RunSpec.model_validate({"model": {"layers": 18}, "parallel": split, "train": {"global_batch": 16}})
+    drawn = picture(many, 16 * 18 - 1)
+    assert (drawn.heads[-2:], drawn.replicas[-2:]) == (["stage 14", "stage 17"], [6, 15])
+    cell = drawn.rows[-1][-1][0]
+    assert (cell.rank, cell.role) == (287, "chosen") and drawn.drawn == "128 of 288 ranks drawn"
+
+
 def test_a_single_device_talks_to_nobody() -> None:
     alone = picture(spec(), 9)
     assert (alone.rank, alone.said) == (0, [])
