@@ -277,6 +277,7 @@ def test_a_run_added_joins_the_order_of_its_study(alice: Any, reader: Client, st
     assert reader.get(url).status_code == 403
     owner = Client()
     owner.force_login(alice)
+    assert "Back to the runs" not in owner.get(url).content.decode(), "who opened it came from the study"
     form = owner.get(url).context["form"]
     values = {name: form[name].value() for name in form.fields}
     assert study.baseline is not None
