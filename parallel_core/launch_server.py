@@ -27,6 +27,7 @@ from parallel_core.launch_attempt import Attempt
 from parallel_core.launch_children import blame, next_ended
 from parallel_core.launch_rank import RankArgs, RunRank, be_rank, engine, is_awaited, tell_waiting
 from parallel_core.observe.host import listen_at
+from parallel_core.version import version
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -264,10 +265,12 @@ def _listen(host: str) -> tuple[socket.socket, Store]:
 
 
 def prewarm() -> None:
-    """Imports modules that all ranks use, so that ranks need not import them."""
+    """Imports modules that all ranks use, so that ranks need not import them, and finds the version of that code."""
     import numpy.ma
     import numpy.random  # noqa: F401
     import torch.distributed.checkpoint  # noqa: F401
+
+    version()
 
 
 def prewarm_compiler() -> None:

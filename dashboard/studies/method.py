@@ -151,9 +151,12 @@ def _best(among: str, rate: Rate) -> str:
 
 
 def _versions(newest: Sequence[Attempt], labels: Mapping[int, str]) -> tuple[str, list[Link]]:
-    hellos = RankInfo.objects.filter(attempt__in=[attempt.pk for attempt in newest]).values_list("hello", flat=True)
-    torch = sorted({str(hello["torch"]) for hello in hellos if hello.get("torch")})
-    yard = sorted(set(Worker.objects.filter(name__in=_used(newest)).values_list("version", flat=True)) - {""})
+    hellos = RankInfo.objects.filter(attempt__in=[attempt.pk for attempt in newest]).values_list("attempt_id", "hello")
+    torch = sorted({str(hello["torch"]) for _, hello in hellos if hello.get("torch")})
+    own = {attempt: str(hello["version"]) for attempt, hello in hellos if hello.get("version")}
+    # Ranks of earlier versions did not say theirs: it is that of their worker, unless that was started again since.
+    boots = [attempt.worker_boot for attempt in newest if attempt.pk not in own and attempt.worker_boot]
+    yard = sorted({*own.values(), *Worker.objects.filter(boot__in=boots).values_list("version", flat=True)} - {""})
     said = [f"{name} {' and '.join(found)}" for name, found in (("Trainyard", yard), ("PyTorch", torch)) if found]
     if not said:
         return "Not reported by the ranks.", []

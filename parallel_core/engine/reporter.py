@@ -42,6 +42,7 @@ from parallel_core.observe.unix_time import UnixTime
 from parallel_core.plan.chips import Peak
 from parallel_core.processes import start_ticks
 from parallel_core.spec import RunSpec
+from parallel_core.version import version
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class Reporter:
             replica=place.replica,
             tensor=place.tensor,
             torch=torch.__version__,
+            version=version(),
             params=params,
             units=list(units),
             **self._waits(),

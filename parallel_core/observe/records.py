@@ -14,10 +14,11 @@ A frame = magic `TY` (2 bytes), header length (u4 LE), blob length (u4 LE), head
 Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their other keys:
 
     hello    pid, start_ticks, device, sharing (ranks on this GPU), number (that only ranks on this device of the host
-             have; null where it is not bound to one), host, stage, replica, tensor, torch, params (number of this
-             rank's parameters), units [names], waits: true where the rank emits `waits`; from rank 0 of a run that
-             trains also reads: {corpus: 16 hexadecimal digits of its content, weights: those of the weights, no
-             such key where it begins from none}; of one that generates text {weights} or {checkpoint}
+             have; null where it is not bound to one), host, stage, replica, tensor, torch, version (of Trainyard; no
+             such key in earlier ones), params (number of this rank's parameters), units [names], waits: true where the
+             rank emits `waits`; from rank 0 of a run that trains also reads: {corpus: 16 hexadecimal digits of its
+             content, weights: those of the weights, no such key where it begins from none}; of one that generates text
+             {weights} or {checkpoint}
     phase    phase: building | warmup | timed | done, step
     points   series: [[name, count], ...]; blob = the POINT rows of the series one after another
     spans    step, count, total (a rank may keep only `count` of `total` spans); blob = `count` SPAN rows;

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from django.test import Client
 
+from dashboard.fleet.models import Worker
 from dashboard.runs.models import MemoryRecord, RankInfo, State
 from dashboard.studies import figures, method, report_answers, slowest
 from dashboard.studies.link_rates import Rate, rates
@@ -117,8 +118,17 @@ def test_method_says_what_the_runs_had(study: Study) -> None:
     assert said["Repeats"].startswith("Each setting ran once; 8 of 8")
     info = RankInfo.objects.filter(attempt__run__study=study).first()
     assert info is not None
-    RankInfo.objects.filter(pk=info.pk).update(hello={**info.hello, "torch": "9.8.7"})
-    assert "PyTorch 9.8.7" in {line.term: line.text for line in method.of_overview(view, [])}["Versions"]
+    RankInfo.objects.filter(pk=info.pk).update(hello={**info.hello, "torch": "9.8.7", "version": "0.0.9+abc"})
+    Worker.objects.update(version="0.1.0+def")
+    versions = {line.term: line.text for line in method.of_overview(view, [])}["Versions"]
+    assert versions == "Trainyard 0.0.9+abc and 0.1.0+def, PyTorch 9.8.7.", (
+        "ranks of an earlier version do not say theirs"
+    )
+    Worker.objects.update(boot="started again", version="0.2.0+fed")
+    versions = {line.term: line.text for line in method.of_overview(view, [])}["Versions"]
+    assert versions == "Trainyard 0.0.9+abc, PyTorch 9.8.7.", (
+        "none of the runs ran with the version that the worker has now"
+    )
 
 
 def test_every_number_of_the_method_leads_to_where_it_is_from(reader: Client, study: Study) -> None:

@@ -27,6 +27,7 @@ from parallel_core.outcome import waits
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
+from parallel_core.version import version
 from tests.parallel_core import ranks
 from tests.parallel_core.frames import read_file
 
@@ -126,6 +127,7 @@ def test_hello_says_who_holds_what(pipeline: Any) -> None:
     assert [unit for hello in hellos for unit in hello["units"]] == spec.model.units()
     total = one(seen[0], "summary").header["params_total"]
     assert sum(hello["params"] for hello in hellos) == total
+    assert {hello["version"] for hello in hellos} == {version()}
 
 
 def test_every_step_has_one_point_in_every_series(pipeline: Any) -> None:
