@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.http import Http404
 
 from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet import selectors
@@ -18,12 +19,13 @@ from dashboard.live.announce import announce
 
 
 def drain(*, worker: Worker, user: Any) -> Worker:
-    """Stops placing new runs on the worker; those on it finish. Raises PermissionDenied unless staff."""
+    """Stops placing new runs on the worker; those on it finish. Raises PermissionDenied unless staff, and
+    Http404 if it has been removed since it was read."""
     return _set(worker, user, True)
 
 
 def enable(*, worker: Worker, user: Any) -> Worker:
-    """Takes a drained worker back into service. Raises PermissionDenied unless staff."""
+    """Takes a drained worker back into service. Raises as `drain`."""
     return _set(worker, user, False)
 
 
@@ -54,6 +56,7 @@ def require_staff(user: Any, what: str = "drain, enable or remove a worker") -> 
 def _set(worker: Worker, user: Any, draining: bool) -> Worker:
     require_staff(user)
     worker.draining = draining
-    worker.save(update_fields=("draining",))
+    if not Worker.objects.filter(pk=worker.pk).update(draining=draining):
+        raise Http404(f"{worker.name} was removed")
     announce(None, None, "fleet")
     return worker

@@ -57,7 +57,7 @@ class Part:
 
     def _question(self) -> dict[str, Any]:
         spec = with_optimizer(self.profile.spec, self._optimizer)
-        return {"spec": spec, "table": self.profile.table, **self._asked()}
+        return {"spec": spec, "table": self.profile.table_left, **self._asked()}
 
     def _asked(self) -> dict[str, Any]:
         memory = self._room.usable if self._room else None

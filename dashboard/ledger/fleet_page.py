@@ -123,7 +123,7 @@ class FleetPage:
         about = {"profile": self.profile.pk, "done": str(self.profile.done_at), "links": sorted(links), **asked}
         about["optimizer"] = self._optimizer
         known = {"spec": spec, "between": list(links.values())}
-        return ask("splits", about, lambda: {**known, "table": self.profile.table, **asked}, asker=self._asker)
+        return ask("splits", about, lambda: {**known, "table": self.profile.table_left, **asked}, asker=self._asker)
 
     @cached_property
     def found(self) -> Answer:

@@ -78,7 +78,7 @@ class Page:
     """Everything that the page shows. Raises ValueError if the cuts are impossible."""
 
     def __init__(self, profile: Profile, values: dict[str, Any]) -> None:
-        self.table = CostTable.model_validate(profile.table)
+        self.table = CostTable.model_validate(profile.table_left)
         spec = RunSpec.stored(profile.spec)
         samples = values["samples"] or max(1, spec.train.global_batch // 4)
         self.layers = layers_of(self.table, samples)

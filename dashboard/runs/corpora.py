@@ -16,6 +16,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
+from django.shortcuts import get_object_or_404
 
 from dashboard import deletions
 from dashboard.accounts.roles import may_change, may_submit
@@ -83,10 +84,12 @@ def delete(*, corpus: Corpus, user: Any) -> None:
 
     Each worker is told to delete its copy when it next names the text in a heartbeat (`control.heartbeats`).
 
-    Raises PermissionDenied unless the user owns it or is an admin, Invalid({"corpus": why}) while a run needs it.
+    Raises PermissionDenied unless the user owns it or is an admin, Invalid({"corpus": why}) while a run needs it, and
+    Http404 if it has been deleted since it was read.
     """
     with transaction.atomic():
-        corpus = Corpus.objects.select_for_update(of=("self",)).select_related("owner").get(pk=corpus.pk)
+        locked = Corpus.objects.select_for_update(of=("self",)).select_related("owner")
+        corpus = get_object_or_404(locked, pk=corpus.pk)
         if why := why_stays(corpus, user, users_of([corpus]).get(corpus.pk, [])):
             if not may_change(user, corpus):
                 raise PermissionDenied(why)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db.models import QuerySet
+from django.http import Http404
 
 from dashboard.runs.page_operators import SHOWN, around_differences, compared, folded, status_words, two_ranks
 from dashboard.traces.models import Trace, TraceSpans
@@ -64,7 +65,8 @@ class Side:
 
 
 def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
-    """`?a=` and `?b=` are ranks, `?level=` one of LEVELS."""
+    """`?a=` and `?b=` are ranks, `?level=` one of LEVELS. Raises Http404 if the trace has been deleted since it was
+    read."""
     if trace.trained is not None:
         return _recorded(trace.trained, spans(trace, step), given)
     if trace.recorded:
@@ -74,12 +76,16 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     if not levels:
         return Side(why_not="The names of this trace's operations were not kept; upload it again to compare its ranks.")
     ranks = sorted(rows_of.values_list("rank", flat=True))
+    if not ranks:
+        raise Http404(f"trace {trace.pk} was deleted")
     if len(ranks) == 1:
         return Side(why_not=f"It has rank {ranks[0]} alone: upload files of several ranks together to compare them.")
     level = str(given.get("level") if given.get("level") in levels else next(iter(levels)))
     a, b = two_ranks(ranks, given)
     stored = rows_of.filter(rank__in=(a, b)).values_list("rank", f"names__{level}", f"names__begun__{level}")
     kept = {rank: (names or [], begun or 0) for rank, names, begun in stored}
+    if not {a, b} <= kept.keys():
+        raise Http404(f"trace {trace.pk} was deleted")
     found, names = _aligned(kept[a][0], kept[b][0])
     who = (f"rank {a}", f"rank {b}")
     said = status_words(who)

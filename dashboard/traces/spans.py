@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from django.http import Http404
 from numpy.typing import NDArray
 
 from dashboard.charts.timeline import Step, kept
@@ -18,9 +19,13 @@ Spans = dict[int, NDArray[np.void]]
 
 
 def spans(trace: Trace, step: int) -> Spans:
-    """rank -> SPAN rows of a step."""
+    """rank -> SPAN rows of a step of the trace. Raises Http404 if there are none: it has been deleted since it was
+    read."""
     rows = trace.spans.filter(step=step).order_by("rank").defer("names")
-    return {row.rank: np.frombuffer(bytes(row.data), SPAN) for row in rows}
+    found = {row.rank: np.frombuffer(bytes(row.data), SPAN) for row in rows}
+    if not found:
+        raise Http404(f"trace {trace.pk} was deleted")
+    return found
 
 
 def groups(trace: Trace, step: int) -> dict[int, list[str]] | None:

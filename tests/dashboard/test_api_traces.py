@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from dashboard.api.models import Scope
-from dashboard.traces.models import Trace, TraceState
+from dashboard.traces.models import Trace, TraceSpans, TraceState
+from parallel_core.observe.records import SPAN
 from tests.dashboard.run_analyst import read_next
 from tests.dashboard.test_api import bearer
 
@@ -64,6 +66,7 @@ def test_of_a_trace_of_many_steps_each_answer_has_a_part_and_says_of_how_many(cl
     ranks = {str(rank): {"file": "a", "device": "", "raw": 1, "steps": steps} for rank in (0, 10)}
     ranks["2"] = {**ranks["0"], "steps": {"7": 1}}
     made = Trace.objects.create(name="long", owner=alice, state=TraceState.READY, ranks=ranks)
+    TraceSpans.objects.create(trace=made, rank=0, step=100, count=1, data=np.zeros(1, SPAN).tobytes())
     headers, url = bearer(alice, Scope.READ), "/api/v1/traces"
     near = [*range(450, 551), *range(900, 1000)]
     (row,) = client.get(url, headers=headers).json()["data"]
