@@ -9,6 +9,8 @@ from weakref import WeakValueDictionary
 
 from django.core.cache import cache
 
+from dashboard.one_look import one_look
+
 T = TypeVar("T")
 _guard = threading.Lock()
 _making: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
@@ -26,6 +28,7 @@ def once(key: str, make: Callable[[], T], seconds: float) -> T:
     with lock:
         found = cache.get(key)
         if found is None:
-            found = make()
+            with one_look():  # what the page has read so far may be older than its key
+                found = make()
             cache.set(key, found, seconds)
         return found

@@ -20,12 +20,18 @@ _read: ContextVar[dict[Any, Any] | None] = ContextVar("read", default=None)
 @contextmanager
 def one_look() -> Iterator[None]:
     """Until it ends, the functions of `read_once` answer from their first call. Also a decorator of a view, but not of
-    one that streams: what it reads after it has returned is read anew."""
+    one that streams: what it reads after it has returned is read anew. One inside another reads anew, too, as for what
+    is kept longer than a page, under a key that may be newer than what the page has read."""
     token = _read.set({})
     try:
         yield
     finally:
         _read.reset(token)
+
+
+def looking() -> bool:
+    """Whether a look is under way."""
+    return _read.get() is not None
 
 
 def read_once(function: Callable[P, R]) -> Callable[P, R]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from django.db.models import Count, Max, Subquery
 
-from dashboard.one_look import read_once
+from dashboard.one_look import looking, read_once
 from dashboard.runs.kept_spans import (
     any_dropped,
     dropped_text,
@@ -151,6 +151,8 @@ def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:
 def spans_and_total(run: Run, step: int) -> tuple[dict[int, np.ndarray], int]:
     """Returns rank -> SPAN rows of a traced step, and the number recorded, which is at least the number kept. A rank
     whose spans were dropped is not among the ranks, as if they had not arrived yet."""
+    if looking():
+        arrived(run, step)  # first: what is made of them later in this look is kept under it, and may not be older
     chunks = list(spans_of_newest(run).filter(step=step).order_by("rank"))
     found = {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks if chunk.count}
     return found, sum(chunk.total for chunk in chunks)

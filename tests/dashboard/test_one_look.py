@@ -10,9 +10,12 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from dashboard.charts import timeline
 from dashboard.one_look import one_look, read_once
-from dashboard.runs import selectors
-from dashboard.runs.models import SpanChunk
+from dashboard.runs import page_charts, selectors
+from dashboard.runs.findings import findings
+from dashboard.runs.models import Cursor, SpanChunk, State
+from dashboard.runs.page_shares import shares
 from tests.dashboard import factory
 
 
@@ -62,3 +65,36 @@ def test_a_runs_page_reads_nothing_twice(client: Client, alice: Any) -> None:
         assert client.get(f"/runs/{run.pk}/").status_code == 200
     again = {sql: count for sql, count in Counter(one["sql"] for one in seen.captured_queries).items() if count > 1}
     assert again == {} and len(seen.captured_queries) > 20
+
+
+@pytest.mark.django_db
+def test_findings_that_are_kept_are_no_older_than_what_they_are_kept_under(alice: Any) -> None:
+    """The last losses of a run that has ended arrive between the verdict of its page and the findings below it."""
+    run = factory.queued(alice)
+    attempt = factory.start(run)
+    factory.feed_losses(attempt, [3.0] * 9)
+    factory.end(run, State.FAILED, "killed", "killed_by_signal")
+    with one_look():
+        assert len(selectors.series(run, "loss").value) == 9
+        factory.feed_losses(attempt, [float("nan")] * 9, first=9)
+        Cursor.objects.create(attempt=attempt, rank=0, channel="events", offset=10)
+        findings(run)
+    assert "divergence" in [card.finding.rule for card in findings(run).cards]
+
+
+@pytest.mark.django_db
+def test_a_step_that_is_kept_is_no_older_than_what_it_is_kept_under(
+    alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second half of its spans arrives between two parts of a page."""
+    monkeypatch.setattr(timeline, "MAX_BARS", 0)  # the step counts as a long one
+    run = factory.finished(alice, {"dp": 2})
+    late = SpanChunk.objects.get(attempt__run=run, rank=1)
+    late.delete()
+    with one_look():
+        assert list(selectors.spans(run, 10)) == [0]
+        late.save()
+        page_charts.timeline(run, 10)
+        shares(run)
+    assert list(page_charts._step(run, 10).spans) == [0, 1]
+    assert shares(run) != {}
