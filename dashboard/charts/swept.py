@@ -125,10 +125,10 @@ def _hover(
     lows: dict[tuple[int, int], float | None],
     quantity: Quantity,
 ) -> str:
-    runs = cells.get(place, [])
+    runs, lowest = cells.get(place, []), lows.get(place)
     where = ", ".join(escape_label(fields[i].at(at)) for i, at in zip(axes, place, strict=True))
-    several = f", best of {len(runs)} runs" if len(runs) > 1 else ""
-    return f"{where}: {_cell(runs, lows.get(place), quantity) or 'not tried'}{several}"
+    several = f", best of {len(runs)} runs" if lowest is not None and len(runs) > 1 else ""
+    return f"{where}: {_cell(runs, lowest, quantity) or 'not tried'}{several}"
 
 
 def _ring(x: int, y: int) -> dict[str, Any]:

@@ -73,6 +73,9 @@ def test_runs_of_the_same_values_share_a_cell() -> None:
     assert min(frame["y"]) < 0 < max(frame["y"])
     assert cells["customdata"][0][0].endswith(": 1.00, best of 2 runs")
     assert cells["customdata"][1][1] == "Rate 0.2, Batch 8: not tried"
+    none = tried(((0, 0), None), ((0, 0), None), ((1, 1), 1.0), ((1, 0), 2.0))
+    words = charts.chart([RATE, BATCH], none, LOSS, "s").figure["data"][0]["customdata"][0][0]
+    assert words.endswith(": failed"), "none of them is the best"
 
 
 def test_one_field_is_a_line_and_three_are_side_by_side_each_through_its_best() -> None:
