@@ -33,9 +33,9 @@ def short_of(spec: RunSpec, workers: Iterable[Worker]) -> str:
 
 def bytes_kept(spec: RunSpec) -> int:
     """Most bytes that the run keeps on disk when it is over; 0 if it saves only when somebody stops it."""
-    if not spec.train.checkpoint_every:
-        return checkpoint_bytes(spec) if spec.train.max_minutes else 0
-    return checkpoint_bytes(spec) * (most_checkpoints(spec) - 1)
+    at_limit = int(bool(spec.train.max_minutes))
+    kept = most_checkpoints(spec) - 1 if spec.train.checkpoint_every else 0
+    return checkpoint_bytes(spec) * max(kept, at_limit)
 
 
 def _without(spec: RunSpec, one_fits: bool) -> str:

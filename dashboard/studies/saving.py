@@ -40,5 +40,7 @@ def _together(saving: list[Variant], fleet: FleetSnapshot) -> dict[str, str]:
     if not sizes or sizes[-1] <= left:
         return {}
     taken, room = bytes_beside(sizes[-1], left), bytes_beside(left, sizes[-1])
-    why = f"The checkpoints of all runs take up to {taken} together; the hosts' disks have {room} left."
+    where = f"{fleet.reporting[0].name} has" if len(frees) == 1 else "the hosts have"
+    disks = f"{room} left on {'its disk' if len(frees) == 1 else 'their disks'}"
+    why = f"The checkpoints of all runs take up to {taken} together; {where} {disks}."
     return {one.name: why for one, size in zip(saving, sizes, strict=True) if size > left}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from parallel_core.layout import Layout
@@ -21,6 +22,7 @@ def unit_costs(spec: RunSpec) -> list[UnitCost]:
     return [of_width[width][unit] for unit, width in enumerate(Layout.of(spec).unit_widths())]
 
 
+@lru_cache(maxsize=1024)
 def parameter_count(model: ModelSpec) -> int:
     """Parameters of the whole model; a tied matrix counts once."""
     spec = RunSpec.model_validate({"model": model.model_dump(), "train": {"corpus": outline_of(model).profiled}})

@@ -13,7 +13,9 @@ from django.test import Client
 
 from dashboard.fleet.models import Worker
 from dashboard.runs import submission
+from dashboard.runs.disk import bytes_kept
 from parallel_core.analysis.quantities import bytes_text
+from parallel_core.plan import units
 from parallel_core.plan.checkpoint_size import checkpoint_bytes
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -141,10 +143,38 @@ def test_a_study_is_told_of_checkpoints_that_find_no_room(member: Client) -> Non
     free(4 * one)
     assert "may not find room" not in preview(member, saving)
     late = unescape(preview(member, {**saving, "repeats": "3"}))
-    taken = f"The checkpoints of all runs take up to {bytes_text(6 * one)} together; the hosts' disks have"
-    assert taken in late
+    taken = f"The checkpoints of all runs take up to {bytes_text(6 * one)} together; "
+    assert f"{taken}yard-a has {bytes_text(4 * one)} left on its disk." in late
+    free(2 * one, 2 * one)
+    both = unescape(preview(member, {**saving, "repeats": "3"}))
+    assert f"{taken}the hosts have {bytes_text(4 * one)} left on their disks." in both
     free(4 * one, None)
     assert "may not find room" not in preview(member, {**saving, "repeats": "3"}), "a host has not said"
+
+
+def test_the_parameters_of_a_study_s_model_are_counted_once(member: Client) -> None:
+    """A thousandth of a second each: of many runs, several times, they would take longer than the rest of a preview."""
+    free(0)
+    asked = {**MATRIX, "strategies": ["single", "dp"], "recompute": ["none"], "micro_batches": "1", "devices": "2"}
+    units.parameter_count.cache_clear()
+    with patch.object(units, "unit_costs", wraps=units.unit_costs) as counted:
+        assert "may not find room" in preview(member, {**asked, "train__checkpoint_every": "5", "repeats": "3"})
+    assert counted.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("train", "count"),
+    [
+        ({}, 0),
+        ({"max_minutes": 5}, 1),
+        ({"steps": 4, "checkpoint_every": 5}, 0),
+        ({"steps": 4, "checkpoint_every": 5, "max_minutes": 5}, 1),
+        ({"steps": 40, "checkpoint_every": 5, "keep": 3}, 3),
+    ],
+)
+def test_what_a_run_keeps_when_it_is_over(train: dict[str, Any], count: int) -> None:
+    spec = RunSpec.model_validate({"train": train})
+    assert bytes_kept(spec) == count * checkpoint_bytes(spec)
 
 
 def test_a_run_is_checked_once_also_for_what_the_api_warns_of(member: Client) -> None:
