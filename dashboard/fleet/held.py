@@ -59,7 +59,7 @@ class Held:
             "passed before processes had started": self.waited,
         }
         said = [f"{percent_text(part / self.held)} {what}" for what, part in parts.items() if part]
-        return f"Of these, {' and '.join(said)}." if said else ""
+        return f"Of the time held, {' and '.join(said)}." if said else ""
 
 
 def held(attempts: Iterable[Hold], devices: int, since: datetime, now: datetime, hours: int) -> Held:

@@ -147,7 +147,7 @@ def test_the_share_of_the_time_that_devices_were_held_is_said(client: Client, al
     assert use.title == said.replace("38 %", percent_text(46 / 120))
     lost, waited = percent_text(30 / 46), percent_text(6 / 46)
     rest = f"{lost} went to attempts that failed or were lost and {waited} passed before processes had started"
-    assert use.of_it == f"Of these, {rest}."
+    assert use.of_it == f"Of the time held, {rest}."
     client.force_login(alice)
     shown = unescape(re.sub(r"<[^>]+>", "", page(client).replace("\N{NO-BREAK SPACE}", " ")))
     assert "of the last hour: 0.7" in shown and "went to attempts that failed" in shown
