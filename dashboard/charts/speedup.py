@@ -26,8 +26,9 @@ MAX_CHARACTERS = 44
 """Length of a status in the figure; the table has all of it."""
 NARROW = 1.25
 """Factor by which the axis is longer on a phone, because text takes more of it."""
-GAP, WORD = 0.02, 0.15
-"""As parts of the furthest mark: the space before a ratio in words, and the space that the ratio takes."""
+GAP, WORD, DIAMOND = 0.02, 0.15, 0.04
+"""As parts of the furthest mark: the space before a ratio in words, that which it takes, and half of a diamond, which
+has the same pixels on a phone's axis of some 200."""
 NONE_COMPARED = "No speed is compared here."
 COLUMNS = ("speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
 AT_PACE = "at the baseline's pace"
@@ -199,7 +200,7 @@ def _text_start(entry: Entry, reach: float) -> float:
     gap = GAP * reach
     if not entry.speed:
         return gap
-    measured = max(_end(entry.speed), entry.at_pace + gap / 2 if entry.at_pace else 0)
+    measured = max(_end(entry.speed), entry.at_pace + DIAMOND * reach if entry.at_pace else 0)
     at = max(measured, entry.ideal or 0)
     if entry.ideal and measured + gap + WORD * reach < entry.ideal and not (entry.status or entry.disturbed):
         at = measured
