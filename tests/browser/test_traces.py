@@ -90,6 +90,8 @@ def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Trouble
       return table.rows[1].cells[1].getBoundingClientRect().right;
     }"""
     assert page.locator("#operators table").evaluate(right) < PHONE["width"], "the other rank is in sight"
+    plain = page.locator("#operators thead tr").evaluate("(row) => getComputedStyle(row).backgroundColor")
+    assert plain == "rgba(0, 0, 0, 0)", "only rows that differ are marked"
     until(page, "Math.abs(document.getElementById('whatif').getBoundingClientRect().top) < 100")
     page.get_by_role("link", name="Delete").click()
     page.get_by_role("button", name="Delete the trace").click()
