@@ -17,6 +17,7 @@ from dashboard.studies.comparability import same_work, tolerance
 from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
+from parallel_core.analysis.parity_words import AMPLIFIED
 from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
@@ -125,7 +126,7 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
         part = f"; {view.losses.part}" if view.losses.part else ""
         said.append(f"Losses {how} over {plural_text(parity.steps, 'step')}{part}.")
         if outline_of(base.spec.model).batch_norm and parity.largest > tolerance(base.spec, others[0].spec):
-            said.append(sentences.AMPLIFIED)
+            said.append(AMPLIFIED)
     return view.cautioned(said)
 
 

@@ -18,6 +18,7 @@ from dashboard.studies.rows import Row
 from parallel_core.analysis import cautions, host_drift, sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity
+from parallel_core.analysis.parity_words import parity_sentence
 from parallel_core.analysis.quantities import count_text, finished_text, plural_text, seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.outline import outline_of
@@ -297,4 +298,4 @@ class Overview:
         normed = outline_of(spec.model).batch_norm
         unlike = sum(row.parity is None for row in others)
         allowed = {row.entry.label: tolerance(spec, row.spec) for row in others}
-        return sentences.parity_sentence(self.parities, label, allowed, normed, unlike, self.losses.every)
+        return parity_sentence(self.parities, label, allowed, normed, unlike, self.losses.every)

@@ -15,6 +15,7 @@ from parallel_core.analysis import cautions, sentences
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.parity import parity
+from parallel_core.analysis.parity_words import parity_sentence
 from parallel_core.analysis.quantities import (
     bytes_beside,
     bytes_text,
@@ -222,30 +223,30 @@ def test_parity_sentence_counts_who_is_off() -> None:
     exact, off = parity([0], [1.0], [0], [1.0]), parity([0], [1.0], [0], [1.01])
     allowed = {"DP": 1e-4, "TP": 1e-4}
     assert (
-        sentences.parity_sentence({"DP": exact, "TP": exact}, "Single", allowed)
+        parity_sentence({"DP": exact, "TP": exact}, "Single", allowed)
         == "Both runs equal Single to the last bit (0 difference) in every loss."
     )
     assert (
-        sentences.parity_sentence({"DP": exact, "TP": off}, "Single", allowed)
+        parity_sentence({"DP": exact, "TP": off}, "Single", allowed)
         == "1 of 2 differ from Single: TP by 1 % at step 0."
     )
     lost = replace(off, largest=float("inf"))
-    told = sentences.parity_sentence({"DP": exact, "TP": exact}, "Single", allowed, others=2)
+    told = parity_sentence({"DP": exact, "TP": exact}, "Single", allowed, others=2)
     assert told.startswith("2 of 4 other runs equal Single") and told.endswith("in every loss; 2 are not meant to.")
-    told = sentences.parity_sentence({"DP": exact}, "Single", allowed, others=1)
+    told = parity_sentence({"DP": exact}, "Single", allowed, others=1)
     assert told.startswith("DP equals Single") and told.endswith("in every loss; 1 is not meant to.")
-    assert "DP has no finite loss any more at step" in sentences.parity_sentence({"DP": lost}, "Single", allowed)
-    told = sentences.parity_sentence({"DP": off}, "Single", allowed, amplifies=True)
+    assert "DP has no finite loss any more at step" in parity_sentence({"DP": lost}, "Single", allowed)
+    told = parity_sentence({"DP": off}, "Single", allowed, amplifies=True)
     assert told.endswith("Batch norms amplify rounding at a high learning rate: compare the first steps.")
-    assert "Batch" not in sentences.parity_sentence({"DP": exact}, "Single", allowed, amplifies=True)
+    assert "Batch" not in parity_sentence({"DP": exact}, "Single", allowed, amplifies=True)
 
 
 def test_each_pair_of_runs_is_judged_by_its_own_precision() -> None:
     rough, fine = parity([0], [1.0], [0], [1.005]), parity([0], [1.0], [0], [1.0001])
     allowed = {"DP, bf16": 1e-2, "TP": 1e-5}
-    told = sentences.parity_sentence({"DP, bf16": rough, "TP": fine}, "Single", allowed)
+    told = parity_sentence({"DP, bf16": rough, "TP": fine}, "Single", allowed)
     assert told == "1 of 2 differ from Single: TP by 1e-04 at step 0."
-    equal = sentences.parity_sentence({"DP, bf16": rough, "TP": parity([0], [1.0], [0], [1.0])}, "Single", allowed)
+    equal = parity_sentence({"DP, bf16": rough, "TP": parity([0], [1.0], [0], [1.0])}, "Single", allowed)
     assert equal == "Both runs equal Single within 5e-03 in every loss."
 
 
@@ -287,7 +288,7 @@ SENTENCES: list[Callable[[Result, Result], str]] = [
     lambda a, b: sentences.difference_sentence(a.breakdown or Breakdown(), b.breakdown or Breakdown()),
     lambda a, b: sentences.gantt_title(b.label, b.breakdown or Breakdown()),
     lambda a, b: sentences.loss_title(a.step.median, b.step.median, 43, b.label),
-    lambda a, b: sentences.parity_sentence(
+    lambda a, b: parity_sentence(
         {b.label: parity([0], [a.step.median], [0], [b.step.median])}, a.label, {b.label: 1e-6}
     ),
 ]
