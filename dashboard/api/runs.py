@@ -17,6 +17,7 @@ from dashboard.api.named import require_owner, require_run, require_study
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.api.thin_schemas import ThinIn, ThinnedOut
 from dashboard.api.waiting import MOST_S
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.json_values import clean
 from dashboard.runs import (
     field_terms,
@@ -175,14 +176,19 @@ def edit_run(request: HttpRequest, run_id: RunId, payload: s.RunEdit) -> Any:
     and admins. High priority is given by admins only."""
     require_member(request)
     run, asked = run_of(run_id), payload.model_dump(exclude_none=True)
-    place = {name: asked.pop(name) for name in ("run_on", "priority") if name in asked}
-    with transaction.atomic():
-        if place:
-            level = levels.read(place.get("priority", ""))
-            queueing.change(run=run, user=request.user, run_on=place.get("run_on"), priority=level)
-        if asked or not place:
-            services.edit(run=run, user=request.user, **asked)
+    _edit(run, request.user, {name: asked.pop(name) for name in ("run_on", "priority") if name in asked}, asked)
     return {"data": detail(run_of(run_id))}
+
+
+@again_after_deadlock
+@transaction.atomic
+def _edit(run: Run, user: Any, place: dict[str, Any], words: dict[str, Any]) -> None:
+    """Changes its place in the queue and its words: all of it or nothing."""
+    if place:
+        level = levels.read(place.get("priority", ""))
+        queueing.change(run=run, user=user, run_on=place.get("run_on"), priority=level)
+    if words or not place:
+        services.edit(run=run, user=user, **words)
 
 
 @router.delete("/{run_id}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})

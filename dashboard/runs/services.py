@@ -14,6 +14,7 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from dashboard.accounts.roles import may_change, may_submit
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Prediction
 from dashboard.runs import priority as levels
@@ -224,6 +225,7 @@ def _origin(request: RunRequest) -> str:
     return f", to {does} from {step_text(resume_from['step'])} of run {resume_from['run']}"
 
 
+@again_after_deadlock
 def request_cancel(*, run: Run, user: Any) -> Run:
     """Cancels a queued run at once; asks the controller to stop an active one. An ended run is left as it is.
 
@@ -265,6 +267,7 @@ def edit(
     return run
 
 
+@again_after_deadlock
 @transaction.atomic
 def _write_words(pk: int, values: dict[str, Any], user: Any) -> None:
     run = Run.objects.select_for_update(no_key=True).filter(pk=pk).first()

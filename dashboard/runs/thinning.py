@@ -17,6 +17,7 @@ from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
 from dashboard.accounts.roles import may_change
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.runs import selectors
 from dashboard.runs.measured import MemoryRecord, ProfilePart, SpanChunk
 from dashboard.runs.metric_rows import metered_every
@@ -104,6 +105,7 @@ def spans_going(one: Thinned) -> Iterator[tuple[QuerySet[Any], str]]:
     yield MemoryRecord.objects.filter(attempt__run=one.run_id).exclude(pk__in=shown), "curve"
 
 
+@again_after_deadlock
 def thin(*, runs: Sequence[int], user: Any, profiles: bool = False) -> int:
     """Has the space of all of these runs freed, or of none, and returns their number; `profiles` also drops the files
     of torch.profiler and memory snapshots.

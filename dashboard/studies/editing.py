@@ -8,6 +8,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from dashboard.accounts.roles import may_change
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.runs import queueing
 from dashboard.runs.name_tags_notes import changes_text, clean_notes, notes_errors
 from dashboard.runs.priority import Priority
@@ -16,6 +17,7 @@ from dashboard.studies.models import Study
 from dashboard.studies.services import name_errors
 
 
+@again_after_deadlock
 def edit(
     *,
     study: Study,

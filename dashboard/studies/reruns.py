@@ -12,6 +12,7 @@ from django.db import transaction
 
 from dashboard.accounts.roles import may_change
 from dashboard.control.dispatch import resume_from
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet.listening import away_sentence
 from dashboard.fleet.run_on import RunOn
 from dashboard.fleet.selectors import FleetSnapshot
@@ -116,6 +117,7 @@ WHICH: Mapping[str, Callable[[Iterable[Run]], list[Run]]] = {"repeatable": repea
 """Which runs of a study can be run again, by the name that requests use."""
 
 
+@again_after_deadlock
 def run_again(
     *,
     study: Study,

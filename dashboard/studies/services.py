@@ -11,6 +11,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from dashboard.accounts.roles import may_change, may_submit
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, all_cores
 from dashboard.runs import name_tags_notes, run_on
@@ -211,12 +212,16 @@ def cancel(*, study: Study, user: Any) -> tuple[list[Run], list[Run]]:
     mine = cancel_all([run for run in going if may_change(user, run)], user)
     before = {run.pk for run in going if run.cancel_requested_at is not None}
     if count := sum(run.pk not in before for run in mine):
-        said = f"{user.get_username()} cancelled {plural_text(count, 'run')}."
-        with transaction.atomic():
-            locked = Study.locked(study.pk)
-            if locked is not None:  # else it was deleted meanwhile
-                locked.events.create(kind="cancelled", text=said, actor=user)
+        _note_cancelled(study, user, f"{user.get_username()} cancelled {plural_text(count, 'run')}.")
     return mine, [run for run in going if not may_change(user, run)]
+
+
+@again_after_deadlock
+@transaction.atomic
+def _note_cancelled(study: Study, user: Any, said: str) -> None:
+    locked = Study.locked(study.pk)
+    if locked is not None:  # else it was deleted meanwhile
+        locked.events.create(kind="cancelled", text=said, actor=user)
 
 
 def name_errors(name: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from django.views.decorators.http import require_GET, require_POST
 from dashboard.accounts.guards import token_may_read
 from dashboard.accounts.roles import may_change
 from dashboard.charts.theme import LEGEND
+from dashboard.deadlocks import again_after_deadlock
 from dashboard.fields import Number
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
@@ -240,6 +241,7 @@ def run_again(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @require_POST
+@again_after_deadlock
 def save_baseline(request: HttpRequest, pk: int) -> HttpResponse:
     """Saves a run of the study as its baseline, for all users."""
     study = get_object_or_404(Study, pk=pk)
