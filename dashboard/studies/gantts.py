@@ -16,7 +16,7 @@ from dashboard.studies.overviews import Overview
 from dashboard.studies.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides, comparable
-from parallel_core.analysis.quantities import listed_text, plural_text
+from parallel_core.analysis.quantities import count_text, listed_text, plural_text
 from parallel_core.analysis.waits import step_start, waited_if_whole
 from parallel_core.faults import trained
 from parallel_core.layout import Layout
@@ -35,9 +35,10 @@ def of_rows(rows: Sequence[Row], *, lane: bool = False) -> Chart:
         parts = row.entry.breakdown
         title = sentences.gantt_title(row.entry.marked, parts) if parts else f"{len(drawn)} traced steps on one axis."
     steps = sorted({int(row.run.summary["breakdown_step"]) for row, _, _ in drawn if is_typical(row)})
+    numbers = listed_text([count_text(step) for step in steps])
     near = nearness([row.entry for row, _, _ in drawn if is_typical(row)])
     which = (
-        f"the traced step nearest each median{near}, step{'s' * (len(steps) > 1)} {listed_text(list(map(str, steps)))}"
+        f"the traced step nearest each median{near}, step{'s' * (len(steps) > 1)} {numbers}"
         if steps
         else f"the {_newest_words([(row.run, step) for row, step, _ in drawn])}"
     )

@@ -36,10 +36,10 @@ def test_two_runs_have_a_lane_of_the_operations_in_which_they_differ(reader: Cli
     assert not {"alone", "moved"} & {trace["name"] for trace in same["figure"]["data"]}
     three = reader.get(f"/compare/gantt.json?show={a.pk},{b.pk},{c.pk}").json()
     assert "differ" not in three["source"] and ", step 10, 3 of 3 runs" in three["source"]
-    SpanChunk.objects.filter(attempt__run=c).update(step=20)
-    Run.objects.filter(pk=c.pk).update(summary={**c.summary, "breakdown_step": 20})
+    SpanChunk.objects.filter(attempt__run=c).update(step=2000)
+    Run.objects.filter(pk=c.pk).update(summary={**c.summary, "breakdown_step": 2000})
     source = reader.get(f"/compare/gantt.json?show={a.pk},{b.pk},{c.pk}").json()["source"]
-    assert ", steps 10 and 20, 3 of 3 runs" in source
+    assert ", steps 10 and 2\N{NO-BREAK SPACE}000, 3 of 3 runs" in source
 
 
 def test_a_span_that_was_dropped_is_no_difference(reader: Client, alice: Any) -> None:
