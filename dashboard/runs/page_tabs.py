@@ -26,6 +26,7 @@ from dashboard.runs import (
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import Run, State
+from dashboard.runs.ran_with import ran_with
 from dashboard.runs.reads import read_sentence
 from dashboard.runs.spreading import devices_of, hosts_of
 from parallel_core.analysis.host_drift import contention_text
@@ -81,6 +82,8 @@ def _ranks(asked: _Asked) -> dict[str, Any]:
     run = asked.run
     sentences = {"equal": equal_sentence(run), "read": read_sentence(run)}
     sentences |= {"pace": pace_sentence(run), "paces": run.summary.get("references")}
+    attempt = selectors.attempt_of(run)
+    sentences["ran_with"] = ran_with([attempt]) if attempt else ""
     rows = rank_rows(run)
     seen_in = run.ended_at is None or any(row["progress"].get("op") for row in rows)
     return {"profiles": profiles.listed(run), "ranks": rows, "seen_in": seen_in, **sentences}

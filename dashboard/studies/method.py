@@ -14,8 +14,9 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.words import model_name
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import corpus_names, linking
-from dashboard.runs.models import Attempt, RankInfo, Run, State
+from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_tabs import TABS as RUN_TABS
+from dashboard.runs.ran_with import ran_with
 from dashboard.runs.traces import Trace
 from dashboard.studies import peaks
 from dashboard.studies.link_rates import Rate, rates
@@ -151,16 +152,10 @@ def _best(among: str, rate: Rate) -> str:
 
 
 def _versions(newest: Sequence[Attempt], labels: Mapping[int, str]) -> tuple[str, list[Link]]:
-    hellos = RankInfo.objects.filter(attempt__in=[attempt.pk for attempt in newest]).values_list("attempt_id", "hello")
-    torch = sorted({str(hello["torch"]) for _, hello in hellos if hello.get("torch")})
-    own = {attempt: str(hello["version"]) for attempt, hello in hellos if hello.get("version")}
-    # Ranks of earlier versions did not say theirs: it is that of their worker, unless that was started again since.
-    boots = [attempt.worker_boot for attempt in newest if attempt.pk not in own and attempt.worker_boot]
-    yard = sorted({*own.values(), *Worker.objects.filter(boot__in=boots).values_list("version", flat=True)} - {""})
-    said = [f"{name} {' and '.join(found)}" for name, found in (("Trainyard", yard), ("PyTorch", torch)) if found]
+    said = ran_with(newest)
     if not said:
         return "Not reported by the ranks.", []
-    return f"{', '.join(said)}.", [_to(attempt.run, labels, "ranks") for attempt in newest[:1]]
+    return said, [_to(attempt.run, labels, "ranks") for attempt in newest[:1]]
 
 
 def _data(view: Overview) -> str:

@@ -108,7 +108,7 @@ def test_the_columns_of_the_table_are_the_whole_step() -> None:
     assert sorted(name for names in SHARES.values() for name in names) == sorted(COMPONENTS)
 
 
-def test_method_says_what_the_runs_had(study: Study) -> None:
+def test_method_says_what_the_runs_had(reader: Client, study: Study) -> None:
     view = overview(study.runs.all(), study.baseline)
     said = {line.term: line.text for line in method.of_overview(view, report_answers.steps_of(view).values())}
     assert "yard-a: 2 devices (core 0, core 1), 4 GiB of memory each" in said["Hardware"]
@@ -124,6 +124,8 @@ def test_method_says_what_the_runs_had(study: Study) -> None:
     assert versions == "Trainyard 0.0.9+abc and 0.1.0+def, PyTorch 9.8.7.", (
         "ranks of an earlier version do not say theirs"
     )
+    shown = reader.get(f"/runs/{info.attempt.run_id}/?tab=ranks").content.decode()
+    assert "Trainyard 0.0.9+abc, PyTorch 9.8.7." in shown, "the report's link leads there"
     Worker.objects.update(boot="started again", version="0.2.0+fed")
     versions = {line.term: line.text for line in method.of_overview(view, [])}["Versions"]
     assert versions == "Trainyard 0.0.9+abc, PyTorch 9.8.7.", (
