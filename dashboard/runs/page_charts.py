@@ -62,8 +62,11 @@ def _step(run: Run, step: int) -> Step:
 def _with_memory(run: Run, made: Chart) -> Chart:
     """The chart with the memory curve of the worst rank below it, if one was metered."""
     worst = selectors.worst_memory(run)
-    if worst is None or not len(worst.curve):
+    # not `worst.curve`, which raises where the run has been deleted since and the controller tidies up
+    curve = worst and MemoryRecord.objects.filter(pk=worst.pk).values_list("curve", flat=True).first()
+    if worst is None or not curve:
         return made
+    worst.curve = curve
     _add_memory(made.figure, worst)
     metered = f"memory of rank {worst.rank} in metered {step_text(worst.step)}"
     said = f"; below: {metered}, MiB, stretched to the length of this step"

@@ -11,8 +11,8 @@ from django.db.models import QuerySet
 from django.test import Client
 
 from dashboard.api.models import Scope
-from dashboard.runs import removal
-from dashboard.runs.models import Checkpoint, Run, State
+from dashboard.runs import page_charts, removal, selectors
+from dashboard.runs.models import Checkpoint, MemoryRecord, Run, State
 from dashboard.studies.models import Study
 from tests.dashboard import factory
 from tests.dashboard.test_api import bearer
@@ -138,6 +138,24 @@ def test_what_is_deleted_meanwhile_is_as_what_does_not_exist(
         if vanishing.left is not None:
             break
     assert 2 < at < 59
+
+
+def test_a_memory_curve_that_the_controller_deletes_meanwhile_is_not_drawn(
+    alice: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a deleted run has measured goes later than its row."""
+    run = factory.finished(alice)
+    whole, memory = page_charts.timeline(run, 10), selectors.memory
+    assert whole and "memory of rank" in whole.subtitle
+
+    def read(of: Run, curves: bool = False) -> dict[int, MemoryRecord]:
+        found = memory(of, curves)
+        MemoryRecord.objects.all().delete()
+        return found
+
+    monkeypatch.setattr(selectors, "memory", read)
+    left = page_charts.timeline(run, 10)
+    assert left and "memory of rank" not in left.subtitle
 
 
 def _named(body: Any, yard: dict[str, int]) -> Any:
