@@ -16,7 +16,9 @@ def require_traced(choice: StepChoice, none: str) -> None:
 
 def _missing(asked: int, choice: StepChoice) -> str:
     beside = [step for step in (choice.before, choice.behind) if step is not None]
-    nearest, newest = min(beside, key=lambda step: abs(step - asked)), choice.steps[-1]
+    newest = choice.steps[-1]
+    # none is beside it where the run was deleted while its steps were read
+    nearest = min([*beside, newest], key=lambda step: abs(step - asked))
     more = "" if nearest == newest else f", the newest is step {newest}"
     said = "was not traced, or was dropped to free space" if choice.thinned else "was not traced"
     return f"Step {asked} {said}: the nearest that was is step {nearest}{more}."

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from django.template import Context, Template
 from django.test import RequestFactory
+from ninja.errors import HttpError
 
+from dashboard.api.steps import require_traced
 from dashboard.runs.models import Run, SpanChunk
 from dashboard.runs.traced import StepChoice, step_choice
 from tests.dashboard import factory
@@ -87,3 +89,8 @@ def test_a_step_that_was_not_traced_is_named_with_its_neighbours(long_run: Run) 
 @pytest.mark.django_db
 def test_a_run_without_traced_steps_offers_none(alice: Any) -> None:
     assert step_choice(factory.queued(alice), None) == StepChoice([], 0)
+
+
+def test_steps_that_are_deleted_while_they_are_read_are_none_that_was_traced() -> None:
+    with pytest.raises(HttpError, match=r"Step 5 was not traced: the nearest that was is step 7\."):
+        require_traced(StepChoice([3, 7], 2, asked=5), "none")
