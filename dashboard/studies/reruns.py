@@ -134,6 +134,7 @@ def run_again(
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may run it again.")
     why, fleet = {} if refused is None else refused, FleetSnapshot.now()
+    why.clear()  # of a try that ended in a deadlock
     while wanted := which(_listed(study)):
         requests = [_again(run, study) for run in wanted if not _is_refused(run, study, user, fleet, why)]
         prepared = runs.prepare(owner=user, requests=requests)

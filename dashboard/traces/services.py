@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -95,8 +95,16 @@ def delete(*, trace: Trace, user: Any) -> None:
         raise PermissionDenied("Only the trace's owner and admins may delete it.")
     with transaction.atomic():
         deletions.note(user, trace)
-        drop_files(trace)
+        places = list(trace.files.values_list("stored", flat=True))
         trace.delete()
+        # Only then: a trace that stays because the commit fails has its files. What is left of them is swept later.
+        transaction.on_commit(lambda: _delete(places))
+
+
+def _delete(places: Iterable[str]) -> None:
+    with contextlib.suppress(OSError):
+        for place in places:
+            default_storage.delete(place)
 
 
 def drop_files(trace: Trace) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from django.core.cache import cache
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import DatabaseError, transaction
 from django.test import Client
 from django.urls import reverse
 
@@ -275,6 +277,21 @@ def test_one_that_was_deleted_while_it_was_read_leaves_nothing(member: Client, r
     Trace.objects.get().delete()
     finish(lane)
     assert not TraceSpans.objects.exists()
+
+
+def test_a_trace_whose_deletion_fails_has_its_files(
+    member: Client, admin: Any, real: list[bytes], django_capture_on_commit_callbacks: Any
+) -> None:
+    send(member, ("rank0.json", real[0]))
+    trace = Trace.objects.get()
+    place = trace.files.get().stored
+    with suppress(DatabaseError), transaction.atomic():
+        services.delete(trace=trace, user=admin)
+        raise DatabaseError("as the commit")
+    assert default_storage.exists(place) and Trace.objects.get().files.get().stored == place
+    with django_capture_on_commit_callbacks(execute=True):
+        services.delete(trace=Trace.objects.get(), user=admin)
+    assert not Trace.objects.exists() and not default_storage.exists(place)
 
 
 def test_an_analyst_takes_up_what_another_left(member: Client, real: list[bytes]) -> None:
