@@ -20,6 +20,11 @@ SQLSTATE = "40P01"
 TRIES = 4
 
 
+def is_deadlock(error: BaseException) -> bool:
+    """Whether PostgreSQL ended a transaction for a deadlock; it answers as ever."""
+    return isinstance(error, OperationalError) and getattr(error.__cause__, "sqlstate", None) == SQLSTATE
+
+
 def again_after_deadlock(action: Callable[P, T]) -> Callable[P, T]:
     """Calls `action`, whose transaction is its own, up to TRIES times where that was ended for a deadlock. Inside of a
     transaction of the caller only once: all of that has been undone."""
@@ -30,7 +35,7 @@ def again_after_deadlock(action: Callable[P, T]) -> Callable[P, T]:
             try:
                 return action(*args, **kwargs)
             except OperationalError as error:
-                if getattr(error.__cause__, "sqlstate", None) != SQLSTATE or connection.in_atomic_block:
+                if not is_deadlock(error) or connection.in_atomic_block:
                     raise
         return action(*args, **kwargs)
 

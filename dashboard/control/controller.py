@@ -35,6 +35,7 @@ from dashboard.control.starter import Starter
 from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.suspects import UNREACHABLE, Suspects
 from dashboard.control.wire import Entry, Reader
+from dashboard.deadlocks import is_deadlock
 from dashboard.fleet.listening import STAMP_EVERY_S, stamp
 from dashboard.fleet.selectors import RETURNS_S, reporting
 from dashboard.live.announce import publish
@@ -160,9 +161,11 @@ class Controller:
             self._succeeded = True
 
     def _recover(self, error: Exception) -> None:
-        if str(error) != self._away:  # retried all the time: logged once
+        if is_deadlock(error):
+            log.info("a transaction met another one and is tried again: %s", error)
+        elif str(error) != self._away:  # retried all the time: logged once
             log.warning("the broker or the database is away: %s", error)
-        self._away = str(error)
+            self._away = str(error)
         self._listened_at, self._unsummarised_known = None, False
         self._changes.forget()
         self._reader.start_over()

@@ -15,6 +15,7 @@ from dashboard.control import controller as loop
 from dashboard.control.clocks import MOST_COUNTED_S, Clocks
 from dashboard.control.controller import Controller
 from dashboard.control.starter import Starter
+from dashboard.deadlocks import SQLSTATE
 from dashboard.fleet.models import Worker
 from dashboard.runs.models import Attempt, Run, State
 from parallel_core.file_lock import FileLock
@@ -201,6 +202,20 @@ def test_a_database_that_goes_away_in_a_sweep_of_leases_costs_no_summary_and_no_
     monkeypatch.setattr(loop.connection, "close", lambda: None)  # of the test
     controller._recover(gone.value)
     assert not controller._unsummarised_known, "what else the failed turn has ended is asked of the database"
+
+
+def test_a_deadlock_is_not_logged_as_a_database_that_is_away(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop, "RETRY_S", 0.0)
+    monkeypatch.setattr(loop.connection, "close", lambda: None)  # of the test
+    ended, lost = OperationalError("deadlock detected"), OperationalError("the connection was lost")
+    ended.__cause__ = type("Ended", (Exception,), {"sqlstate": SQLSTATE})()
+    with caplog.at_level("INFO"):
+        controller._recover(ended)
+        assert "tried again: deadlock detected" in caplog.text and "is away" not in caplog.text
+        controller._recover(lost)
+        assert "is away: the connection was lost" in caplog.text
 
 
 def test_the_second_of_two_lost_attempts_cannot_take_the_first_along(controller: Controller, alice: Any) -> None:
