@@ -22,8 +22,8 @@ from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, WORKER, require_member
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.errors import json_error
-from dashboard.runs import corpora
 from dashboard.runs.models import Corpus
+from dashboard.runs.texts import corpora
 from dashboard.streaming import BLOCK, streamed
 from workers.contract import NO_SUCH_BLOB
 

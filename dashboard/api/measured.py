@@ -16,9 +16,10 @@ from dashboard.api.auth import READ
 from dashboard.api.runs import RunId, run_of
 from dashboard.api.steps import require_traced
 from dashboard.json_values import finite_list
-from dashboard.runs import selectors, services, traces, whatif_replay
+from dashboard.runs import selectors, services
 from dashboard.runs.models import Run
-from dashboard.runs.trace_views import as_file
+from dashboard.runs.tracing import traces, whatif_replay
+from dashboard.runs.tracing.trace_views import as_file
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, SHARE_SERIES
 from parallel_core.schedule.ir import Kind

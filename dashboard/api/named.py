@@ -7,8 +7,8 @@ from django.contrib.auth import get_user_model
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.studies import joining
-from dashboard.studies.kinds import KINDS, UNOFFERED
 from dashboard.studies.models import Study
+from dashboard.studies.new.kinds import KINDS, UNOFFERED
 from parallel_core.analysis.quantities import listed_text
 
 

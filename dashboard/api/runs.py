@@ -19,25 +19,18 @@ from dashboard.api.thin_schemas import ThinIn, ThinnedOut
 from dashboard.api.waiting import MOST_S
 from dashboard.deadlocks import again_after_deadlock
 from dashboard.json_values import clean
-from dashboard.runs import (
-    field_terms,
-    generated_text,
-    generating,
-    queueing,
-    removal,
-    resuming,
-    selectors,
-    services,
-    submission,
-    thinning,
-)
-from dashboard.runs import priority as levels
-from dashboard.runs import run_on as places
+from dashboard.runs import removal, resuming, selectors, services, submission
+from dashboard.runs.browse import field_terms
+from dashboard.runs.browse.list_views import as_row
+from dashboard.runs.browse.listing import EXAMPLE, moment
 from dashboard.runs.damaged import damaged
-from dashboard.runs.list_views import as_row
-from dashboard.runs.listing import EXAMPLE, moment
+from dashboard.runs.generation import generated_text, generating
 from dashboard.runs.models import Run
-from dashboard.runs.thinned import thinned
+from dashboard.runs.tracing import thinning
+from dashboard.runs.tracing.thinned import thinned
+from dashboard.runs.waiting import priority as levels
+from dashboard.runs.waiting import queueing
+from dashboard.runs.waiting import run_on as places
 from dashboard.studies import joining
 from dashboard.studies.models import Study
 from parallel_core.model_spec import BYTES

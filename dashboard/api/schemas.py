@@ -13,9 +13,9 @@ from dashboard.api.thin_schemas import ThinnedOut
 from dashboard.fleet.run_on import MAX_RUN_ON
 from dashboard.runs.models import State
 from dashboard.runs.name_tags_notes import MAX_NOTES, MAX_TAG, MAX_TAGS
-from dashboard.runs.priority import WORDS as PRIORITIES
 from dashboard.runs.services import MAX_RETRIES
-from dashboard.runs.spreading import MOST_HOSTS
+from dashboard.runs.waiting.priority import WORDS as PRIORITIES
+from dashboard.runs.waiting.spreading import MOST_HOSTS
 from parallel_core import limits
 from parallel_core.generation_request import MAX_SAMPLES, Token
 from parallel_core.limits import MAX_PROMPT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ninja.errors import HttpError
 
-from dashboard.runs.traced import StepChoice
+from dashboard.runs.tracing.traced import StepChoice
 
 
 def require_traced(choice: StepChoice, none: str) -> None:

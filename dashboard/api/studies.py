@@ -16,12 +16,12 @@ from dashboard.api.idempotency import Key, made_once
 from dashboard.api.named import require_kind, require_owner
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import clean, record
-from dashboard.runs import priority as levels
-from dashboard.runs import run_on as places
 from dashboard.runs.models import Run
 from dashboard.runs.selectors import Filters, list_runs
 from dashboard.runs.services import Also, Invalid
 from dashboard.runs.submission import WARNINGS
+from dashboard.runs.waiting import priority as levels
+from dashboard.runs.waiting import run_on as places
 from dashboard.studies import editing, removal, reruns, services
 from dashboard.studies.listing import Listing
 from dashboard.studies.models import Study

@@ -11,8 +11,8 @@ from pydantic import ConfigDict, Field
 from dashboard.api import schemas as s
 from dashboard.api.bodies import Body
 from dashboard.runs.services import MAX_RETRIES
+from dashboard.studies.new.variants import MAX_RUNS, MOST_CALLED
 from dashboard.studies.services import MAX_REPEATS
-from dashboard.studies.variants import MAX_RUNS, MOST_CALLED
 from parallel_core import limits
 from parallel_core.spec import RunSpec
 

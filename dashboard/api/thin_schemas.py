@@ -1,4 +1,4 @@
-"""What the API takes and returns on freeing the space of a run (runs.thinning)."""
+"""What the API takes and returns on freeing the space of a run (runs.tracing.thinning)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from ninja import Field, Schema
 
 from dashboard.api.bodies import Body
-from dashboard.runs.thinned import Thinned
+from dashboard.runs.tracing.thinned import Thinned
 
 
 class ThinnedOut(Schema):

@@ -18,8 +18,8 @@ from dashboard.api.idempotency import Key, contents, made_once
 from dashboard.api.measured import limited
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of, part_of
 from dashboard.api.steps import require_traced
-from dashboard.runs.trace_views import as_file
-from dashboard.runs.traced import StepChoice
+from dashboard.runs.tracing.trace_views import as_file
+from dashboard.runs.tracing.traced import StepChoice
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
 from dashboard.traces.spans import about, step_of

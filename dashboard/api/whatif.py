@@ -12,8 +12,8 @@ from pydantic import Field
 
 from dashboard.api import schemas as s
 from dashboard.runs.services import Invalid
-from dashboard.runs.whatif_form import LINKS
-from dashboard.runs.whatif_replay import Times
+from dashboard.runs.tracing.whatif_form import LINKS
+from dashboard.runs.tracing.whatif_replay import Times
 
 Links = Literal["1.5", "2", "3", "4", "6", "10", "20", "50", "100", "free"]
 assert {"", *Links.__args__} == {key for key, _ in LINKS}  # type: ignore[attr-defined]

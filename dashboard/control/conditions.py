@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.runs import metrics, timed_steps
+from dashboard.runs import metrics
 from dashboard.runs.models import Run
+from dashboard.runs.tracing import timed_steps
 from parallel_core.profile.repeats import expected
 
 Summaries = Mapping[int, Mapping[str, Any]]

@@ -40,7 +40,7 @@ from dashboard.fleet.listening import STAMP_EVERY_S, stamp
 from dashboard.fleet.selectors import RETURNS_S, reporting
 from dashboard.live.announce import publish
 from dashboard.runs.models import Attempt
-from dashboard.studies import fit_runs
+from dashboard.studies.fitting import fit_runs
 from dashboard.webhook.sender import Sender
 from workers.contract import HEARTBEAT_S, LEASE_S
 from workers.wire import connect

@@ -28,8 +28,9 @@ from dashboard.control.wire import Entry
 from dashboard.fleet.models import Leftover
 from dashboard.json_values import clean, storable_text
 from dashboard.ledger import services as ledger
-from dashboard.runs import host_clocks, states
+from dashboard.runs import states
 from dashboard.runs.models import Attempt, OpenWaits, State
+from dashboard.runs.tracing import host_clocks
 from workers.contract import LEASE_S, ControlEntry
 
 log = logging.getLogger(__name__)

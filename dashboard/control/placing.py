@@ -14,12 +14,13 @@ from dashboard.control.placement import Share, plan
 from dashboard.control.suspects import UNREACHABLE
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
-from dashboard.runs import resting, states
-from dashboard.runs.asking import Beginnings, queued_runs, requests
+from dashboard.runs import states
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.runs.queue import studies_active
 from dashboard.runs.run_files import Files
-from dashboard.runs.turns import queue_order
+from dashboard.runs.waiting import resting
+from dashboard.runs.waiting.asking import Beginnings, queued_runs, requests
+from dashboard.runs.waiting.queue import studies_active
+from dashboard.runs.waiting.turns import queue_order
 from parallel_core.analysis.quantities import listed_text
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ QUEUE_PART = 250
 
 def place_queued(alive: Iterable[str], fresh: Iterable[str], known: Iterable[str] = ()) -> Iterator[Attempt]:
     """Places queued runs on free devices of the `fresh` workers. Workers that are only `alive` give nothing now but are
-    waited for; those that are `known` may come back. Runs that rest (runs.resting) are passed over.
+    waited for; those that are `known` may come back. Runs that rest (runs.waiting.resting) are passed over.
 
     Yields each attempt whose start message is to be sent as soon as it is committed: the next one may raise. Where one
     run alone cannot be placed, the others are, before its error is raised.

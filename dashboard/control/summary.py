@@ -17,7 +17,8 @@ from dashboard.control.conditions import conditions
 from dashboard.control.suspects import UNREACHABLE
 from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
-from dashboard.runs import generated_text, selectors, skips
+from dashboard.runs import selectors, skips
+from dashboard.runs.generation import generated_text
 from dashboard.runs.memory_limits import device_memory
 from dashboard.runs.models import ENDED, RankInfo, Run
 from dashboard.runs.reads import read_by

@@ -18,8 +18,9 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import live_attempts
 from dashboard.ledger.models import ProfileState
 from dashboard.ledger.selectors import in_front
-from dashboard.runs import next_trace, states
+from dashboard.runs import states
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, OpenWaits, Run, State
+from dashboard.runs.tracing import next_trace
 from parallel_core.analysis.quantities import listed_text
 from workers.contract import PROFILE_LIMIT_S, START_LIMIT_S, STOP_LIMIT_S, ControlEntry
 

@@ -1,4 +1,4 @@
-"""Drops what was traced of runs that are thinned (runs.thinning), in small steps, and has old runs thinned."""
+"""Drops what was traced of runs that are thinned (runs.tracing.thinning), in small steps, and has old runs thinned."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from django.utils import timezone
 from dashboard.control.tidying import SLICE_ROWS, a_slice
 from dashboard.runs.measured import ProfilePart
 from dashboard.runs.models import ENDED, Run
-from dashboard.runs.thinned import Thinned
-from dashboard.runs.thinning import keep_numbers, spans_going
+from dashboard.runs.tracing.thinned import Thinned
+from dashboard.runs.tracing.thinning import keep_numbers, spans_going
 
 AT_ONCE = 50
 """How many runs that have become old are noted in one transaction."""

@@ -18,8 +18,8 @@ from dashboard.fleet.listening import listened_until
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn, type_of
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs.expected_start import seconds_left
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.waiting.expected_start import seconds_left
 from workers.contract import LEASE_S
 
 RETURNS_S = 600.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.worker_views import WorkerView
-from dashboard.runs.spreading import state_of
+from dashboard.runs.waiting.spreading import state_of
 from parallel_core.analysis.quantities import plural_text
 
 

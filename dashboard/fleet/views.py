@@ -18,10 +18,10 @@ from dashboard.fleet.timeline import HOURS, timeline
 from dashboard.fleet.usable import Usable
 from dashboard.live.changes import priced
 from dashboard.runs import link_views
-from dashboard.runs.asking import queued_runs
 from dashboard.runs.models import Run, State
-from dashboard.runs.queue import Waiting, everyone_waiting, told_closely
-from dashboard.runs.queueing import may_put_first
+from dashboard.runs.waiting.asking import queued_runs
+from dashboard.runs.waiting.queue import Waiting, everyone_waiting, told_closely
+from dashboard.runs.waiting.queueing import may_put_first
 
 QUEUE_SHOWN = 20
 """The most lines of the queue that are shown; the heading says how many runs they stand for."""

@@ -12,7 +12,7 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import host_links
 from dashboard.ledger.models import LinksBetween
 from dashboard.runs.run_files import Files
-from dashboard.runs.spreading import asked, chosen, expected, most_memory, several
+from dashboard.runs.waiting.spreading import asked, chosen, expected, most_memory, several
 from parallel_core.plan.room import Room
 from parallel_core.rules import divisors
 from parallel_core.searches.splits import Placement

@@ -14,9 +14,9 @@ from dashboard.ledger.model_words import differences, with_details
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.optimizers import optimizer_field
 from dashboard.ledger.selectors import profile_key
-from dashboard.runs.choice_labels import CHOICE_LABELS
+from dashboard.runs.form.choice_labels import CHOICE_LABELS
+from dashboard.runs.form.presets import PRESETS
 from dashboard.runs.models import Run
-from dashboard.runs.presets import PRESETS
 from parallel_core.known_fields import needs_later
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dashboard.runs.form_words import short_label, value_words
-from dashboard.runs.spec_fields import paths_of
+from dashboard.runs.form.form_words import short_label, value_words
+from dashboard.runs.form.spec_fields import paths_of
 from parallel_core.outline import outline_of
 from parallel_core.spec import ModelSpec
 

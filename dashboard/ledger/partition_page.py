@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from dashboard.ledger.models import Profile
 from dashboard.ledger.optimizers import USUAL, with_optimizer
-from dashboard.runs.form_words import in_form_words
+from dashboard.runs.form.form_words import in_form_words
 from parallel_core.analysis.quantities import bytes_text, seconds_text, sentence_text
 from parallel_core.outline import outline_of
 from parallel_core.plan.layer_graph import GraphError, LayerGraph

@@ -7,11 +7,11 @@ from typing import Any
 
 from dashboard.analyst.process import Work
 from dashboard.ledger.models import Prediction
-from dashboard.runs import traces
-from dashboard.runs.asking import requests
 from dashboard.runs.models import Run, State
 from dashboard.runs.places import together_of
-from dashboard.runs.spreading import chosen, several, workers_of
+from dashboard.runs.tracing import traces
+from dashboard.runs.waiting.asking import requests
+from dashboard.runs.waiting.spreading import chosen, several, workers_of
 from parallel_core.schedule.traits import CUSTOM, flushes
 from parallel_core.simulate.replay import Change, changed, replay
 from parallel_core.spec import RunSpec

@@ -19,7 +19,7 @@ from dashboard.ledger.ranges import Earlier, Range
 from dashboard.ledger.simulated import simulated, table_of
 from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
-from dashboard.runs.spreading import several
+from dashboard.runs.waiting.spreading import several
 from parallel_core.analysis.quantities import count_text, signed_percent_text
 from parallel_core.known_fields import without_unknown
 from parallel_core.profile.request import other_kernels

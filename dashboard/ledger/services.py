@@ -16,9 +16,9 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import host_links, replays, selectors
 from dashboard.ledger.models import WITHDRAWN, Prediction, Profile, ProfileState
 from dashboard.live.announce import announce
-from dashboard.runs import spreading
-from dashboard.runs.asking import requests
 from dashboard.runs.models import Run, State
+from dashboard.runs.waiting import spreading
+from dashboard.runs.waiting.asking import requests
 from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.plan.memory import counted, worst_stage

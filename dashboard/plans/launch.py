@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import apart_text
 from dashboard.ledger.fleet_page import run_address
-from dashboard.runs.fleet_checks import Capacity, capacity
-from dashboard.runs.form_words import first_error
+from dashboard.runs.form.form_words import first_error
+from dashboard.runs.waiting.fleet_checks import Capacity, capacity
 from parallel_core.analysis.quantities import count_text
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import Transformer

@@ -16,9 +16,9 @@ from dashboard.plans import planner_page
 from dashboard.plans.forms import PlannerForm, said
 from dashboard.plans.launch import run_of
 from dashboard.plans.tabs import TABS
-from dashboard.runs.form_words import first_error
-from dashboard.runs.layout_hosts import even
-from dashboard.runs.layout_picture import asked_rank, picture
+from dashboard.runs.form.form_words import first_error
+from dashboard.runs.layout.hosts import even
+from dashboard.runs.layout.picture import asked_rank, picture
 from parallel_core.rules import field_errors
 
 

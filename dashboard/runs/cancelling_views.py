@@ -14,8 +14,8 @@ from django.views.decorators.http import require_http_methods
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
 from dashboard.numbers import number
+from dashboard.runs.browse.list_views import back_to, none_of, ticked
 from dashboard.runs.cancelling import cancel_all
-from dashboard.runs.list_views import back_to, none_of, ticked
 from dashboard.runs.models import ENDED, Run, State
 from parallel_core.analysis.quantities import plural_text
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboard.runs import corpus_names
-from dashboard.runs.form_words import value_words
-from dashboard.runs.relevance import is_read
-from dashboard.runs.spec_fields import ENTRIES
+from dashboard.runs.form.form_words import value_words
+from dashboard.runs.form.relevance import is_read
+from dashboard.runs.form.spec_fields import ENTRIES
+from dashboard.runs.texts import corpus_names
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.faults import parse, sentences, stored
 from parallel_core.spec import RunSpec

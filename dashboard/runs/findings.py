@@ -21,7 +21,7 @@ from dashboard.runs import selectors
 from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import ENDED, Cursor, DeadLetter, Run
 from dashboard.runs.places import numbers_of
-from dashboard.runs.spreading import hosts_of
+from dashboard.runs.waiting.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose, unjudged
 from parallel_core.analysis.diagnosis.case import Step
 from parallel_core.analysis.diagnosis.place import Place, place

@@ -16,8 +16,8 @@ import numpy as np
 from django.db.models import Case, F, Min, Q, QuerySet, When
 
 from dashboard.one_look import read_once
-from dashboard.runs.host_clocks import ahead
 from dashboard.runs.models import Attempt, Run, SeriesChunk
+from dashboard.runs.tracing.host_clocks import ahead
 from parallel_core.analysis.downsample import Means, thin
 from parallel_core.observe.records import POINT, SPARSE_SERIES
 

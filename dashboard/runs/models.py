@@ -15,7 +15,6 @@ from django.utils import timezone
 from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
 from dashboard.happened import Happened
 from dashboard.runs.attempts import Attempt, Checkpoint
-from dashboard.runs.deleted_starts import DeletedStart
 from dashboard.runs.measured import (
     Cursor,
     DeadLetter,
@@ -27,9 +26,10 @@ from dashboard.runs.measured import (
     SeriesChunk,
     SpanChunk,
 )
-from dashboard.runs.priority import Priority
 from dashboard.runs.run_state import ACTIVE, ENDED, State
-from dashboard.runs.thinned import Thinned
+from dashboard.runs.tracing.thinned import Thinned
+from dashboard.runs.waiting.deleted_starts import DeletedStart
+from dashboard.runs.waiting.priority import Priority
 from dashboard.uids import new_uid
 from parallel_core.observe.trace_request import HOWS
 
@@ -119,7 +119,7 @@ class Run(models.Model):
     trace_how = models.CharField(max_length=8, choices=[(how, how) for how in HOWS], default=HOWS[0])
     clocks = models.JSONField(default=dict, blank=True)
     """Number of an attempt -> worker -> [its first rank there, its ranks there, by how many seconds that host's clock
-    was ahead of the broker's] (runs.host_clocks)."""
+    was ahead of the broker's] (runs.tracing.host_clocks)."""
 
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
     queued_at = models.DateTimeField()

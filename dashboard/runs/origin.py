@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from dashboard.ledger.models import Prediction
 from dashboard.runs.differences import differences
-from dashboard.runs.form_words import short_label
+from dashboard.runs.form.form_words import short_label
 from dashboard.runs.models import Run
-from dashboard.runs.page_tiles import off_text
+from dashboard.runs.page.tiles import off_text
 from parallel_core.analysis.quantities import seconds_text
 from parallel_core.spec import RunSpec
 

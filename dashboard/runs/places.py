@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dashboard.runs.models import Attempt, RankInfo, Run
-from dashboard.runs.spreading import core_by_rank, hosts_of, workers_of
+from dashboard.runs.waiting.spreading import core_by_rank, hosts_of, workers_of
 from parallel_core.analysis.diagnosis.run_case import together
 from parallel_core.analysis.quantities import listed_text
 

@@ -21,7 +21,7 @@ from dashboard.live.announce import announce
 from dashboard.runs.models import ENDED, Attempt, Checkpoint, DeadLetter, Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.standing import stands_for
-from dashboard.runs.starts import keep_starts
+from dashboard.runs.waiting.starts import keep_starts
 from dashboard.studies.models import Study
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
 

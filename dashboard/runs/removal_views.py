@@ -13,11 +13,12 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.guards import member_required
 from dashboard.numbers import number
-from dashboard.runs import removal, thinning
-from dashboard.runs.list_views import back_to, none_of, ticked
+from dashboard.runs import removal
+from dashboard.runs.browse.list_views import back_to, none_of, ticked
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.stored import space_sentence
+from dashboard.runs.tracing import thinning
 from parallel_core.analysis.quantities import plural_text
 
 

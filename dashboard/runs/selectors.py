@@ -1,8 +1,8 @@
 """What pages and the API read about a run: traces, memory, logs, and breakdowns computed by parallel_core.
 
-Runs are listed by `dashboard.runs.run_list`, metric series read by `dashboard.runs.metrics`, traced steps listed by
-`dashboard.runs.traced`; what a queued run waits for is in `dashboard.runs.queue`. Some of their names are exported here
-as well.
+Runs are listed by `runs.browse.run_list`, metric series read by `runs.metrics`, traced steps listed by
+`runs.tracing.traced`; what a queued run waits for is in `runs.waiting.queue`. Some of their names are exported here as
+well.
 """
 
 from __future__ import annotations
@@ -14,14 +14,7 @@ import numpy as np
 from django.db.models import Count, Max, Subquery
 
 from dashboard.one_look import looking, read_once
-from dashboard.runs.kept_spans import (
-    any_dropped,
-    dropped_text,
-    kept_text,
-    missing_text,
-    newest_words,
-    span_counts,
-)
+from dashboard.runs.browse.run_list import SORTS, Filters, list_runs
 from dashboard.runs.metrics import (
     Series,
     after,
@@ -33,10 +26,16 @@ from dashboard.runs.metrics import (
     series_and_replaced,
 )
 from dashboard.runs.models import ENDED, Attempt, Cursor, LogChunk, MemoryRecord, RankInfo, Run
-from dashboard.runs.queue import Waiting, waiting
-from dashboard.runs.run_list import SORTS, Filters, list_runs
-from dashboard.runs.timed_steps import timed, timed_values
-from dashboard.runs.traced import (
+from dashboard.runs.tracing.kept_spans import (
+    any_dropped,
+    dropped_text,
+    kept_text,
+    missing_text,
+    newest_words,
+    span_counts,
+)
+from dashboard.runs.tracing.timed_steps import timed, timed_values
+from dashboard.runs.tracing.traced import (
     dropped_steps,
     newest_traced_step,
     spans_of_newest,
@@ -45,6 +44,7 @@ from dashboard.runs.traced import (
     traced_steps,
     was_traced,
 )
+from dashboard.runs.waiting.queue import Waiting, waiting
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.breakdown import breakdown as analyse
 from parallel_core.layout import Layout

@@ -17,10 +17,10 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.deadlocks import again_after_deadlock
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Prediction
-from dashboard.runs import priority as levels
 from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
 from dashboard.runs.name_tags_notes import changes_text, clean_notes, clean_tags, notes_errors, words_errors
+from dashboard.runs.waiting import priority as levels
 from parallel_core import limits
 from parallel_core.analysis.quantities import sentence_text, step_text
 from parallel_core.faults import sentences

@@ -21,9 +21,9 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from dashboard.live.announce import announce
-from dashboard.runs import resting
 from dashboard.runs.models import ACTIVE, ENDED, Attempt, Event, ProfilePart, Run, SpanChunk, State
-from dashboard.runs.resting import WORKER_LOST
+from dashboard.runs.waiting import resting
+from dashboard.runs.waiting.resting import WORKER_LOST
 from dashboard.studies.models import Study
 from dashboard.webhook.outbox import note_end
 from parallel_core.analysis.quantities import step_text, steps_text
@@ -190,7 +190,7 @@ def lose(attempt: Attempt, detail: str, report: Any = None) -> Run:
 
     1. Closes the attempt with cause worker_lost; one that is already over raises IllegalTransition.
     2. With a retry left: uses it and queues the run again, at its old place in the queue, where it may rest first
-       (runs.resting).
+       (runs.waiting.resting).
     3. Else the run is lost.
     """
     now = timezone.now()

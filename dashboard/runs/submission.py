@@ -14,12 +14,13 @@ from pydantic import ValidationError
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
-from dashboard.runs import resuming, run_on, services
-from dashboard.runs.corpus_checks import corpus_errors
+from dashboard.runs import resuming, services
 from dashboard.runs.disk import short_of, unsaved
-from dashboard.runs.fleet_checks import Capacity, FleetCheck, fleet_check, with_need
 from dashboard.runs.models import Run
-from dashboard.runs.spreading import (
+from dashboard.runs.texts.corpus_checks import corpus_errors
+from dashboard.runs.waiting import run_on
+from dashboard.runs.waiting.fleet_checks import Capacity, FleetCheck, fleet_check, with_need
+from dashboard.runs.waiting.spreading import (
     chosen,
     least_memory,
     several,

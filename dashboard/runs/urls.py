@@ -1,22 +1,15 @@
-"""URLs of runs. The views of a run's own page are in `page_views`."""
+"""URLs of runs. The views of a run's own page are in `page.views`."""
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.runs import (
-    cancelling_views,
-    generate_views,
-    link_views,
-    list_views,
-    log_views,
-    page_views,
-    profile_views,
-    queue_views,
-    removal_views,
-    report_views,
-    text_views,
-    trace_views,
-    views,
-)
+from dashboard.runs import cancelling_views, link_views, removal_views, views
+from dashboard.runs.browse import list_views
+from dashboard.runs.generation import generate_views
+from dashboard.runs.page import log_views, report_views
+from dashboard.runs.page import views as page_views
+from dashboard.runs.texts import text_views
+from dashboard.runs.tracing import profile_views, trace_views
+from dashboard.runs.waiting import queue_views
 
 app_name = "runs"
 urlpatterns: list[URLPattern | URLResolver] = [

@@ -1,6 +1,6 @@
 """New run, its live check, and forms and actions for one run: clone, resume, cancel, trace the next step, edit.
 
-The list is in `list_views`, the run's page in `page_views`.
+The list is in `browse.list_views`, the run's page in `page.views`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from dashboard.begun import began, typed
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
-from dashboard.runs import generating, next_trace, resuming, services, spec_loading, submission, weights
+from dashboard.runs import resuming, services, submission, weights
 from dashboard.runs.damaged import damaged
-from dashboard.runs.forms import RunForm
+from dashboard.runs.form import spec_loading
+from dashboard.runs.form.forms import RunForm
+from dashboard.runs.form.panel import Panel
+from dashboard.runs.form.presets import BY_KEY, PRESETS
+from dashboard.runs.form.spec_loading import SpecForm
+from dashboard.runs.generation import generating
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.name_tags_notes import MAX_NOTES
-from dashboard.runs.panel import Panel
-from dashboard.runs.presets import BY_KEY, PRESETS
-from dashboard.runs.spec_loading import SpecForm
 from dashboard.runs.states import retries_at_first
+from dashboard.runs.tracing import next_trace
 from parallel_core import limits
 from parallel_core.analysis.quantities import count_text, sentence_text
 from parallel_core.observe.trace_request import read_how

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, devices_of
-from dashboard.runs.entry import html_name
+from dashboard.runs.form.entry import html_name
+from dashboard.runs.form.spec_fields import ENTRIES, text_of
 from dashboard.runs.run_files import Files
-from dashboard.runs.spec_fields import ENTRIES, text_of
 from parallel_core.analysis.quantities import bytes_text, count_text, listed_text
 from parallel_core.checkpoint import llama_weights
 from parallel_core.model_spec import BYTES

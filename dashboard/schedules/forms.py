@@ -8,7 +8,7 @@ from django import forms
 from pydantic_core import PydanticCustomError
 
 from dashboard.fields import Choice, Form, Number, WholeNumber
-from dashboard.runs.form_words import in_form_words
+from dashboard.runs.form.form_words import in_form_words
 from dashboard.schedules import searched
 from dashboard.schedules.words import EARLY_ONES, LABELS
 from parallel_core.pipeline_rules import check_pipeline

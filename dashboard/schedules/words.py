@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dashboard.runs.choice_labels import CHOICE_LABELS
+from dashboard.runs.form.choice_labels import CHOICE_LABELS
 from parallel_core.analysis.quantities import most_percent_text, percent_text, plural_text, significant
 from parallel_core.plan.orders.search import FoundOrder
 from parallel_core.schedule.traits import takes_early_gradients

@@ -8,10 +8,11 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.guards import member_required
-from dashboard.runs import services, spec_fields, submission
-from dashboard.runs.forms import RunForm
-from dashboard.runs.panel import Panel
-from dashboard.runs.priority import Priority
+from dashboard.runs import services, submission
+from dashboard.runs.form import spec_fields
+from dashboard.runs.form.forms import RunForm
+from dashboard.runs.form.panel import Panel
+from dashboard.runs.waiting.priority import Priority
 from dashboard.studies import joining
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES

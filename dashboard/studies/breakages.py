@@ -12,10 +12,11 @@ from typing import Any
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
-from dashboard.studies import services, variants
-from dashboard.studies.feasible import feasible
+from dashboard.studies import services
 from dashboard.studies.models import Study
-from dashboard.studies.variants import Plan, Skipped, Spec, Variant
+from dashboard.studies.new import variants
+from dashboard.studies.new.feasible import feasible
+from dashboard.studies.new.variants import Plan, Skipped, Spec, Variant
 
 KIND = "postmortem"
 BEFORE, BROKEN, PROOF = range(3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dashboard.runs.spec_fields import ENTRIES
+from dashboard.runs.form.spec_fields import ENTRIES
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of

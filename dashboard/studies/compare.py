@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from dashboard.runs import corpus_names
 from dashboard.runs.differences import Difference, flat
 from dashboard.runs.metrics import left_out
 from dashboard.runs.places import Place
 from dashboard.runs.samples import samples_after
-from dashboard.studies import streams
+from dashboard.runs.texts import corpus_names
 from dashboard.studies.comparability import same_work, tolerance
-from dashboard.studies.overviews import Overview
-from dashboard.studies.rows import Row
+from dashboard.studies.overview import streams
+from dashboard.studies.overview.overviews import Overview
+from dashboard.studies.overview.rows import Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.parity_words import AMPLIFIED
 from parallel_core.analysis.quantities import (

@@ -17,15 +17,16 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.theme import LEGEND
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
+from dashboard.runs.browse.list_views import MAX_TICKED
 from dashboard.runs.differences import differences
 from dashboard.runs.findings import case_of
-from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import by_loss, columns, compare, few_rows, figures, gantts, held_out, swept
-from dashboard.studies.overviews import Overview
-from dashboard.studies.rows import Row
+from dashboard.studies import compare
+from dashboard.studies.overview import by_loss, columns, few_rows, figures, gantts, held_out, swept
+from dashboard.studies.overview.overviews import Overview
+from dashboard.studies.overview.rows import Row
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import scaling
 from parallel_core.analysis.diagnosis.case import Finding

@@ -13,7 +13,7 @@ from dashboard.accounts.roles import may_change
 from dashboard.begun import began, typed
 from dashboard.runs.models import State
 from dashboard.runs.name_tags_notes import MAX_NOTES
-from dashboard.runs.queue_fields import QueueForm
+from dashboard.runs.waiting.queue_fields import QueueForm
 from dashboard.studies import editing, services
 from dashboard.studies.models import Study
 from parallel_core import limits

@@ -9,10 +9,10 @@ from django.db import transaction
 
 from dashboard.accounts.roles import may_change
 from dashboard.deadlocks import again_after_deadlock
-from dashboard.runs import queueing
 from dashboard.runs.name_tags_notes import changes_text, clean_notes, notes_errors
-from dashboard.runs.priority import Priority
 from dashboard.runs.services import Invalid
+from dashboard.runs.waiting import queueing
+from dashboard.runs.waiting.priority import Priority
 from dashboard.studies.models import Study
 from dashboard.studies.services import name_errors
 

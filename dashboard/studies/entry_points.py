@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 from django.urls import reverse
 
-from dashboard.studies import fit, generation, scaling, streams
+from dashboard.studies import scaling
+from dashboard.studies.fitting import fit
+from dashboard.studies.generating import generation
+from dashboard.studies.overview import streams
 
 
 class EntryPoint(NamedTuple):

@@ -10,8 +10,9 @@ from django.db.models import Max
 
 from dashboard.accounts.roles import may_change
 from dashboard.deadlocks import again_after_deadlock
-from dashboard.runs import queueing, services, submission
+from dashboard.runs import services, submission
 from dashboard.runs.models import Run
+from dashboard.runs.waiting import queueing
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
 

@@ -15,10 +15,11 @@ from django.views.decorators.http import require_GET
 from dashboard.accounts.roles import may_submit
 from dashboard.live.changes import answer, priced
 from dashboard.runs.models import ACTIVE, Run, State
-from dashboard.studies import answer_cache, fit
 from dashboard.studies.entry_points import ENTRY_POINTS
+from dashboard.studies.fitting import fit
 from dashboard.studies.listing import Listing, awaits_the_first
 from dashboard.studies.models import Study
+from dashboard.studies.overview import answer_cache
 
 PER_PAGE = 20
 FEW = 8

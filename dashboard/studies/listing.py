@@ -10,7 +10,7 @@ from django.db.models import Q, QuerySet
 from django.http import QueryDict
 
 from dashboard.numbers import number
-from dashboard.runs.listing import clean_text
+from dashboard.runs.browse.listing import clean_text
 from dashboard.runs.models import Run
 from dashboard.studies.models import Once, Study
 

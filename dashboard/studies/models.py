@@ -12,7 +12,7 @@ from django.db import models
 
 from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
 from dashboard.happened import Happened
-from dashboard.runs.priority import Priority
+from dashboard.runs.waiting.priority import Priority
 
 
 class Study(models.Model):

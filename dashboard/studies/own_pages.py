@@ -9,7 +9,8 @@ from django.http import HttpRequest, HttpResponse
 
 from dashboard.runs.models import Run
 from dashboard.runs.places import Place
-from dashboard.studies import fit, fit_views, generation, generation_views
+from dashboard.studies.fitting import fit, fit_views
+from dashboard.studies.generating import generation, generation_views
 from dashboard.studies.models import Study
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboard.runs.findings import case_of
-from dashboard.runs.form_words import in_form_words
+from dashboard.runs.form.form_words import in_form_words
 from dashboard.runs.models import ENDED
 from dashboard.studies.breakages import BEFORE, BROKEN, BY_KEY, KIND, NAMES, PROOF, Breakage
 from dashboard.studies.models import Study
-from dashboard.studies.overviews import Overview
-from dashboard.studies.rows import Row
+from dashboard.studies.overview.overviews import Overview
+from dashboard.studies.overview.rows import Row
 from parallel_core.analysis.breakdown import PARTS
 from parallel_core.analysis.diagnosis import Case, Finding, diagnose, disturbed
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE

@@ -9,10 +9,10 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.roles import may_change
-from dashboard.runs import thinning
 from dashboard.runs.removal import checkpoints_sentence
 from dashboard.runs.services import Invalid
 from dashboard.runs.stored import space_sentence
+from dashboard.runs.tracing import thinning
 from dashboard.studies import removal
 from dashboard.studies.models import Study
 

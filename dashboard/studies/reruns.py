@@ -16,17 +16,17 @@ from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet.listening import away_sentence
 from dashboard.fleet.run_on import RunOn
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import queueing
 from dashboard.runs import services as runs
-from dashboard.runs.corpus_checks import corpus_errors
-from dashboard.runs.fleet_checks import FleetCheck, fleet_check
 from dashboard.runs.models import Run, State
 from dashboard.runs.standing import root_of, standing, stands_for, under_way_of
 from dashboard.runs.states import retries_at_first
+from dashboard.runs.texts.corpus_checks import corpus_errors
+from dashboard.runs.waiting import queueing
+from dashboard.runs.waiting.fleet_checks import FleetCheck, fleet_check
 from dashboard.runs.weights import weights_errors
-from dashboard.studies import fit
-from dashboard.studies.labels import numbered
+from dashboard.studies.fitting import fit
 from dashboard.studies.models import Study
+from dashboard.studies.overview.labels import numbered
 from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.spec import RunSpec

@@ -18,13 +18,13 @@ from typing import NamedTuple
 from dashboard.charts import scaling as charts
 from dashboard.charts.chart import Chart
 from dashboard.charts.scaling import Point, named
-from dashboard.runs.presets import BY_KEY as PRESETS
-from dashboard.studies import variants
+from dashboard.runs.form.presets import BY_KEY as PRESETS
 from dashboard.studies.models import Study
-from dashboard.studies.overviews import Overview
-from dashboard.studies.rows import Row
-from dashboard.studies.strategies import BY_KEY, Strategy
-from dashboard.studies.variants import Plan, Skipped, Spec, Variant
+from dashboard.studies.new import variants
+from dashboard.studies.new.strategies import BY_KEY, Strategy
+from dashboard.studies.new.variants import Plan, Skipped, Spec, Variant
+from dashboard.studies.overview.overviews import Overview
+from dashboard.studies.overview.rows import Row
 from parallel_core.analysis.quantities import finished_text
 from parallel_core.outline import KINDS
 from parallel_core.plan import strategy as naming

@@ -10,16 +10,16 @@ from typing import Any
 
 from dashboard.runs.models import Run, State
 from dashboard.runs.places import Place, places_of
-from dashboard.studies import by_loss, excluded, peaks
-from dashboard.studies.by_loss import Ranking
 from dashboard.studies.comparability import same_updates
 from dashboard.studies.contents import told_apart
-from dashboard.studies.entries import Setting, drift_of, entry_of, own_step, shared_room, waits_of
-from dashboard.studies.labels import labels_of
-from dashboard.studies.losses import Losses, losses_of
-from dashboard.studies.names import shortened
-from dashboard.studies.overviews import Overview
-from dashboard.studies.rows import Row
+from dashboard.studies.overview import by_loss, excluded, peaks
+from dashboard.studies.overview.by_loss import Ranking
+from dashboard.studies.overview.entries import Setting, drift_of, entry_of, own_step, shared_room, waits_of
+from dashboard.studies.overview.labels import labels_of
+from dashboard.studies.overview.losses import Losses, losses_of
+from dashboard.studies.overview.names import shortened
+from dashboard.studies.overview.overviews import Overview
+from dashboard.studies.overview.rows import Row
 from parallel_core.analysis.parity import Parity, parity
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec

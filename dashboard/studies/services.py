@@ -14,19 +14,20 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, all_cores
-from dashboard.runs import name_tags_notes, run_on
-from dashboard.runs import priority as levels
+from dashboard.runs import name_tags_notes
 from dashboard.runs import services as runs
 from dashboard.runs.cancelling import cancel_all
 from dashboard.runs.models import ENDED, Run
-from dashboard.runs.priority import Priority
 from dashboard.runs.services import Invalid
-from dashboard.studies import sweepable, variants
-from dashboard.studies.axes import Axes, Swept
-from dashboard.studies.estimate import Estimate, estimate
-from dashboard.studies.feasible import feasible
+from dashboard.runs.waiting import priority as levels
+from dashboard.runs.waiting import run_on
+from dashboard.runs.waiting.priority import Priority
 from dashboard.studies.models import Study
-from dashboard.studies.variants import USUAL_TIMED_STEPS, Plan, Spec, Variant
+from dashboard.studies.new import sweepable, variants
+from dashboard.studies.new.axes import Axes, Swept
+from dashboard.studies.new.estimate import Estimate, estimate
+from dashboard.studies.new.feasible import feasible
+from dashboard.studies.new.variants import USUAL_TIMED_STEPS, Plan, Spec, Variant
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.spec import RunSpec
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from dashboard.fleet.models import Worker
 from dashboard.runs.services import Invalid
-from dashboard.studies import variants
-from dashboard.studies.axes import USUAL_MICRO_BATCHES, Axes
-from dashboard.studies.estimate import START_S, step_seconds
 from dashboard.studies.models import Study
+from dashboard.studies.new import variants
+from dashboard.studies.new.axes import USUAL_MICRO_BATCHES, Axes
+from dashboard.studies.new.estimate import START_S, step_seconds
+from dashboard.studies.new.strategies import STARTER
+from dashboard.studies.new.variants import USUAL_TIMED_STEPS, Spec
 from dashboard.studies.services import NewStudy, create
-from dashboard.studies.strategies import STARTER
-from dashboard.studies.variants import USUAL_TIMED_STEPS, Spec
 
 STARTER_SECONDS = 220.0
 """The longest estimate for the starter study, so that it is done within 5 minutes of the first page."""

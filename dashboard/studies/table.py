@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dashboard.csv_cells import no_formula
-from dashboard.studies.overviews import Overview
-from dashboard.studies.rows import Row
+from dashboard.studies.overview.overviews import Overview
+from dashboard.studies.overview.rows import Row
 from parallel_core.analysis.breakdown import COMPONENTS
 
 METERS = ("tokens_per_s", "tflops", "mfu", "hfu", "peak_flops_per_s", "peak_devices")

@@ -2,16 +2,9 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.studies import (
-    add_views,
-    compare_views,
-    edit_views,
-    form_views,
-    list_views,
-    removal_views,
-    report_views,
-    views,
-)
+from dashboard.studies import add_views, compare_views, edit_views, list_views, removal_views, views
+from dashboard.studies.new import form_views
+from dashboard.studies.report import report_views
 
 app_name = "studies"
 urlpatterns: list[URLPattern | URLResolver] = [

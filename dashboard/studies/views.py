@@ -24,7 +24,10 @@ from dashboard.numbers import number, numbers
 from dashboard.runs.cancelling import any_left
 from dashboard.runs.models import ENDED, State
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import (
+from dashboard.studies import postmortem, reruns, scaling, table
+from dashboard.studies.models import Study
+from dashboard.studies.new.kinds import clone_address
+from dashboard.studies.overview import (
     answer_cache,
     answers,
     by_loss,
@@ -34,18 +37,12 @@ from dashboard.studies import (
     findings,
     gantts,
     held_out,
-    postmortem,
-    report_answers,
-    reruns,
-    scaling,
     streams,
     swept,
-    table,
 )
-from dashboard.studies.kinds import clone_address
-from dashboard.studies.models import Study
-from dashboard.studies.overviews import Overview
+from dashboard.studies.overview.overviews import Overview
 from dashboard.studies.own_pages import OWN_PAGES
+from dashboard.studies.report import report_answers
 from dashboard.studies.selectors import held_equal, overview
 
 MAX_GANTTS = 12

@@ -13,7 +13,7 @@ from typing import Any
 from django.db.models import QuerySet
 from django.http import Http404
 
-from dashboard.runs.page_operators import SHOWN, around_differences, compared, folded, status_words, two_ranks
+from dashboard.runs.page.operators import SHOWN, around_differences, compared, folded, status_words, two_ranks
 from dashboard.traces.models import Trace, TraceSpans
 from dashboard.traces.spans import Spans, spans
 from parallel_core.analysis import align

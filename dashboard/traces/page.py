@@ -16,7 +16,7 @@ from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.runs.findings import place_address, place_text
-from dashboard.runs.form_words import in_form_words
+from dashboard.runs.form.form_words import in_form_words
 from dashboard.traces.models import Trace
 from dashboard.traces.spans import step_of, world_of
 from parallel_core.analysis.diagnosis import recorded

@@ -18,11 +18,11 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import lit_of, window_of
 from dashboard.numbers import number
-from dashboard.runs import page_accounts
+from dashboard.runs.page import accounts
 from dashboard.runs.services import Invalid
 from dashboard.runs.stored import blob_bytes, sentence_of
-from dashboard.runs.trace_views import FORMS, as_file
-from dashboard.runs.traced import StepChoice
+from dashboard.runs.tracing.trace_views import FORMS, as_file
+from dashboard.runs.tracing.traced import StepChoice
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
 from dashboard.traces.operators import side_by_side
@@ -125,7 +125,7 @@ def _step(request: HttpRequest, trace: Trace) -> int:
 def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
     step = _step(request, trace)
     found = step_of(trace, step)
-    return page_accounts.table(found.accounts) | {
+    return accounts.table(found.accounts) | {
         "steps": trace.steps,
         "choice": StepChoice.among(trace.steps, step),
         "step": step,

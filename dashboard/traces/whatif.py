@@ -15,9 +15,9 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_bars import length
 from dashboard.charts.gantt_words import REPLAYED
 from dashboard.charts.timeline import Step
-from dashboard.runs.whatif_form import ChangeForm
-from dashboard.runs.whatif_replay import Times
-from dashboard.runs.whatif_words import check, effect, gain_text, speedup
+from dashboard.runs.tracing.whatif_form import ChangeForm
+from dashboard.runs.tracing.whatif_replay import Times
+from dashboard.runs.tracing.whatif_words import check, effect, gain_text, speedup
 from parallel_core.analysis.quantities import ns_text, significant, step_text
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.imported import Groups, named, replayed

@@ -11,9 +11,9 @@ from typing import Any
 
 from dashboard.charts.chart import Chart
 from dashboard.charts.timeline import Step
-from dashboard.runs.whatif_form import WhatIfForm, replayed
-from dashboard.runs.whatif_replay import Times, both_steps, single_changes
-from dashboard.runs.whatif_words import check, sentence
+from dashboard.runs.tracing.whatif_form import WhatIfForm, replayed
+from dashboard.runs.tracing.whatif_replay import Times, both_steps, single_changes
+from dashboard.runs.tracing.whatif_words import check, sentence
 from dashboard.traces import whatif as plain
 from dashboard.traces import whatif_recorded as recorded
 from dashboard.traces.models import Trace

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dashboard.charts.timeline import Step
-from dashboard.runs.traces import measured
-from dashboard.runs.whatif_form import WhatIfForm, replayed
-from dashboard.runs.whatif_replay import Times, chart, single_changes
-from dashboard.runs.whatif_words import check, sentence
+from dashboard.runs.tracing.traces import measured
+from dashboard.runs.tracing.whatif_form import WhatIfForm, replayed
+from dashboard.runs.tracing.whatif_replay import Times, chart, single_changes
+from dashboard.runs.tracing.whatif_words import check, sentence
 from dashboard.traces.whatif import WhatIf
 from parallel_core.simulate.replay import ASSUMED, Change, Replay, replay
 from parallel_core.spec import RunSpec

@@ -9,9 +9,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.runs.models import Run
-from dashboard.runs.page_verdict import verdict
-from dashboard.studies.answer_cache import verdicts
+from dashboard.runs.page.verdict import verdict
 from dashboard.studies.models import Study
+from dashboard.studies.overview.answer_cache import verdicts
 from dashboard.webhook.models import Delivery
 
 

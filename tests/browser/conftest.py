@@ -137,6 +137,6 @@ MAKE_STUDY = """(lambda made: [made.pk, list(made.runs.values_list("pk", flat=Tr
     __import__("dashboard.studies.services", fromlist=["create_matrix"]).create_matrix(
         owner=__import__("django.contrib.auth", fromlist=["x"]).get_user_model().objects.get(username="admin"),
         name={name!r}, timed_steps=10,
-        axes=__import__("dashboard.studies.axes", fromlist=["Axes"]).Axes(
+        axes=__import__("dashboard.studies.new.axes", fromlist=["Axes"]).Axes(
             ["single", "dp"], recompute=["none"], micro_batches=[2]),
         base=dict(model=dict(layers=2, hidden=32, heads=2, seq=32), train=dict(global_batch=8))))"""

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.test import Client
 
-from dashboard.runs.spec_fields import from_spec
+from dashboard.runs.form.spec_fields import from_spec
 from dashboard.studies.models import Study
 
 MATRIX: dict[str, Any] = {

@@ -289,7 +289,7 @@ def test_a_crash_shows_a_page_and_no_trace(alice: Any, monkeypatch: pytest.Monke
     def boom(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("dashboard.runs.list_views.Listing.read", boom)
+    monkeypatch.setattr("dashboard.runs.browse.list_views.Listing.read", boom)
     client = Client(raise_request_exception=False)
     client.force_login(alice)
     answer = client.get("/runs/")

@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from dashboard.control.summary import store_summary
 from dashboard.fleet.models import Worker
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, Cursor, DeadLetter, Run, State
-from dashboard.studies import answer_cache
 from dashboard.studies.models import Study
+from dashboard.studies.overview import answer_cache
 from tests.dashboard import factory
 from tests.dashboard.test_by_loss import swept
 

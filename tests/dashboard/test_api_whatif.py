@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.api.models import ApiToken, Scope
-from dashboard.runs import traces as of_runs
+from dashboard.runs.tracing import traces as of_runs
 from dashboard.traces import services
 from parallel_core.simulate.replay import FREE, Change, replay
 from tests.dashboard import factory

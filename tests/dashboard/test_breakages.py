@@ -11,9 +11,10 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.runs.models import MemoryRecord, Run, SeriesChunk
-from dashboard.studies import answer_cache, breakages, figures, postmortem, reruns
+from dashboard.studies import breakages, postmortem, reruns
 from dashboard.studies.breakages import BREAKAGES, NAMES
 from dashboard.studies.models import Study
+from dashboard.studies.overview import answer_cache, figures
 from dashboard.studies.selectors import overview
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory

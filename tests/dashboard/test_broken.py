@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from dashboard.runs import break_it, spec_fields
+from dashboard.runs.form import break_it, spec_fields
 from dashboard.runs.models import Run
 from dashboard.studies.models import Study
 from parallel_core.faults import KINDS

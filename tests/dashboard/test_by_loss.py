@@ -13,9 +13,10 @@ from django.test import Client
 
 from dashboard.charts import loss
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.studies import answer_cache, answers, by_loss, figures, gantts, held_out, report_answers
 from dashboard.studies.models import Study
-from dashboard.studies.overviews import Overview
+from dashboard.studies.overview import answer_cache, answers, by_loss, figures, gantts, held_out
+from dashboard.studies.overview.overviews import Overview
+from dashboard.studies.report import report_answers
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 from tests.dashboard.plain import plain

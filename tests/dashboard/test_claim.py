@@ -19,7 +19,7 @@ from dashboard.control.claim import Claimed, yard_uid
 from dashboard.control.controller import Controller
 from dashboard.fleet.listening import refused_sentence
 from dashboard.fleet.models import Worker, Yard
-from dashboard.runs import queue
+from dashboard.runs.waiting import queue
 from dashboard.yard.processes import last_line
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer

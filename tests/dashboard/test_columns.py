@@ -9,9 +9,9 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run
-from dashboard.studies import columns, few_rows, figures
 from dashboard.studies.models import Study
-from dashboard.studies.names import in_order, shortened
+from dashboard.studies.overview import columns, few_rows, figures
+from dashboard.studies.overview.names import in_order, shortened
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 from tests.dashboard.test_by_loss import told

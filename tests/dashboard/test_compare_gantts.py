@@ -10,7 +10,7 @@ from django.test import Client
 
 from dashboard.runs import selectors
 from dashboard.runs.models import Run, SpanChunk
-from dashboard.studies import gantts
+from dashboard.studies.overview import gantts
 from tests.dashboard import factory
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from django.test import Client
 
 from dashboard.runs.models import Run, State
-from dashboard.studies import figures, selectors
-from dashboard.studies.overviews import NO_SPEEDUP
+from dashboard.studies import selectors
+from dashboard.studies.overview import figures
+from dashboard.studies.overview.overviews import NO_SPEEDUP
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 

@@ -10,7 +10,7 @@ import pytest
 from dashboard.ledger.models import Prediction
 from dashboard.ledger.services import settle
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.runs.page_verdict import UNKNOWN_OTHERS, verdict
+from dashboard.runs.page.verdict import UNKNOWN_OTHERS, verdict
 from dashboard.studies import reruns
 from parallel_core.observe.records import POINT, encode
 from tests.dashboard import factory

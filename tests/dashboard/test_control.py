@@ -19,9 +19,10 @@ from dashboard.control.heartbeats import UP_LIMIT
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import reporting
 from dashboard.fleet.services import drain, enable
-from dashboard.runs import queue, services
+from dashboard.runs import services
 from dashboard.runs.models import Attempt, Checkpoint, Run, SeriesChunk, State
-from dashboard.runs.page_verdict import verdict
+from dashboard.runs.page.verdict import verdict
+from dashboard.runs.waiting import queue
 from tests.dashboard.fake_worker import Peer, points_frame, spec
 from workers.contract import EVENTS, LEASE_S
 

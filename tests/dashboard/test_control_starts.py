@@ -16,8 +16,9 @@ from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import RETURNS_S
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs import queue, states
+from dashboard.runs import states
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, Run, State
+from dashboard.runs.waiting import queue
 from dashboard.studies.models import Study
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer

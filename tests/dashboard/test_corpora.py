@@ -19,11 +19,13 @@ from pydantic import ValidationError
 
 from dashboard.api.models import Scope
 from dashboard.control.controller import Controller
-from dashboard.runs import corpora, relevance, spec_fields, submission
-from dashboard.runs.choice_labels import CORPUS_LABELS
-from dashboard.runs.corpus_select import CorpusSelect
+from dashboard.runs import submission
+from dashboard.runs.form import relevance, spec_fields
+from dashboard.runs.form.choice_labels import CORPUS_LABELS
 from dashboard.runs.models import Corpus, Run, State
 from dashboard.runs.services import Invalid
+from dashboard.runs.texts import corpora
+from dashboard.runs.texts.corpus_select import CorpusSelect
 from dashboard.studies.models import Study
 from parallel_core import limits
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
@@ -95,7 +97,7 @@ def test_what_a_killed_process_left_goes_in_time(folder: Path, alice: Any) -> No
 
 
 def test_every_built_in_corpus_has_a_label() -> None:
-    assert set(BUILT_IN_CORPORA) <= set(CORPUS_LABELS), "give it a label in dashboard/runs/choice_labels.py"
+    assert set(BUILT_IN_CORPORA) <= set(CORPUS_LABELS), "give it a label in dashboard/runs/form/choice_labels.py"
 
 
 def test_a_second_data_set_of_a_kind_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:

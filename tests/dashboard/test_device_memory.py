@@ -16,12 +16,14 @@ from dashboard.control.placement import plan
 from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, idle_host
-from dashboard.runs import asking, fleet_checks, queue, services, spreading, submission
+from dashboard.runs import services, submission
 from dashboard.runs.models import Run, State
-from dashboard.studies import form_views, reruns
-from dashboard.studies.feasible import feasible
+from dashboard.runs.waiting import asking, fleet_checks, queue, spreading
+from dashboard.studies import reruns
 from dashboard.studies.models import Study
-from dashboard.studies.variants import Plan, Variant
+from dashboard.studies.new import form_views
+from dashboard.studies.new.feasible import feasible
+from dashboard.studies.new.variants import Plan, Variant
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.room import FRAMEWORK
 from parallel_core.spec import RunSpec

@@ -8,9 +8,10 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run, SeriesChunk, State
-from dashboard.runs.page_verdict import verdict
-from dashboard.studies import comparability, report_answers
+from dashboard.runs.page.verdict import verdict
+from dashboard.studies import comparability
 from dashboard.studies.models import Study
+from dashboard.studies.report import report_answers
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.sentences import Result, fastest
 from parallel_core.analysis.stats import Stats

@@ -8,8 +8,9 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run, State
-from dashboard.studies import answers, compare, figures, gantts
+from dashboard.studies import compare
 from dashboard.studies.models import Study
+from dashboard.studies.overview import answers, figures, gantts
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 from tests.dashboard.plain import plain

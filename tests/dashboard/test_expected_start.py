@@ -10,9 +10,10 @@ import pytest
 
 from dashboard.control.placing import place_queued
 from dashboard.ledger.models import Prediction
-from dashboard.runs import expected_start, states
+from dashboard.runs import states
 from dashboard.runs.models import Run, State
-from dashboard.runs.page_verdict import verdict
+from dashboard.runs.page.verdict import verdict
+from dashboard.runs.waiting import expected_start
 from dashboard.studies.models import Study
 from parallel_core.observe.records import encode
 from tests.dashboard import factory

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from dashboard.control.summary import store_summary
-from dashboard.runs import findings, page_charts, page_shares, selectors
+from dashboard.runs import findings, selectors
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Attempt, Checkpoint, Cursor, RankInfo, Run, State
-from dashboard.runs.page_verdict import verdict
+from dashboard.runs.page import charts, shares
+from dashboard.runs.page.verdict import verdict
 from dashboard.runs.places import together_of
 from parallel_core.analysis.rows import durations
 from parallel_core.observe.records import SPAN, encode
@@ -183,8 +184,8 @@ def test_a_step_of_a_retry_is_not_told_as_that_of_the_attempt_before(alice: Any)
             head = {"kind": "spans", "rank": rank, "t": 0.0, "step": 10, "count": len(rows), "total": len(rows)}
             factory.feed(attempt, rank, encode(head, rows.tobytes()))
         run.refresh_from_db()
-        made = page_charts.timeline(run, 10)
+        made = charts.timeline(run, 10)
         assert made is not None
-        said.append((page_shares.shares(run)["compute"], made.title))
+        said.append((shares.shares(run)["compute"], made.title))
     (first, title), (second, other) = said
     assert second == pytest.approx(first / 2, rel=0.1) and title != other

@@ -12,11 +12,12 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from dashboard.runs import queueing, services
+from dashboard.runs import services
 from dashboard.runs.models import Run, State
-from dashboard.runs.priority import Priority
-from dashboard.studies import fit, fit_runs, fit_views
-from dashboard.studies.fit_views import LIVE_PARTS
+from dashboard.runs.waiting import queueing
+from dashboard.runs.waiting.priority import Priority
+from dashboard.studies.fitting import fit, fit_runs, fit_views
+from dashboard.studies.fitting.fit_views import LIVE_PARTS
 from dashboard.studies.models import Study
 from parallel_core.limits import MAX_LAYERS
 from parallel_core.plan.largest import search_for

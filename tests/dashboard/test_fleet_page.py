@@ -19,7 +19,7 @@ from dashboard.fleet.usable import Usable
 from dashboard.ledger import services as ledger
 from dashboard.live.changes import COST
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.studies.axes import Axes
+from dashboard.studies.new.axes import Axes
 from parallel_core.spec import RunSpec
 from parallel_core.version import version
 from tests.dashboard import factory
@@ -86,7 +86,7 @@ def test_a_line_of_the_queue_counts_all_runs_of_a_study_and_hides_no_other(
     """Also those so far back that nobody says yet what they wait for."""
     from dashboard.studies.models import Study
 
-    monkeypatch.setattr("dashboard.runs.queue.PLANNED", 3)
+    monkeypatch.setattr("dashboard.runs.waiting.queue.PLANNED", 3)
     study = Study.objects.create(name="long", owner=alice)
     for position in range(6):
         factory.queued(alice, name=f"s{position}", study=study, position=position)

@@ -11,8 +11,8 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import asking, queue, turns
 from dashboard.runs.models import Corpus, Run
+from dashboard.runs.waiting import asking, queue, turns
 from parallel_core.schedule import compute_only, plain
 from parallel_core.spec import RunSpec
 from tests.dashboard.test_forms import filled

@@ -11,8 +11,8 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs.presets import PRESETS, Preset
-from dashboard.runs.spec_fields import ENTRIES, form_field
+from dashboard.runs.form.presets import PRESETS, Preset
+from dashboard.runs.form.spec_fields import ENTRIES, form_field
 from parallel_core.plan.units import parameter_count
 from parallel_core.spec import RunSpec
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.runs.form_words import LABELS, first_error, in_form_words, short_label, value_words
-from dashboard.runs.spec_fields import ENTRIES, leaves
+from dashboard.runs.form.form_words import LABELS, first_error, in_form_words, short_label, value_words
+from dashboard.runs.form.spec_fields import ENTRIES, leaves
 from dashboard.traces.models import Trace
 from dashboard.traces.page import missing, notes
 from tests.dashboard import factory
@@ -51,7 +51,7 @@ def test_a_message_of_the_engine_is_read_in_the_words_of_the_form(said: str, rea
 def test_every_leaf_has_a_label_and_no_two_sections_share_a_name() -> None:
     names = [path.split(".", 1)[1] for path in leaves() if not path.startswith("inject.")]
     without = sorted(set(names) - set(LABELS))
-    assert not without, f"give {', '.join(without)} an Entry in dashboard/runs/spec_groups.py: GROUPS"
+    assert not without, f"give {', '.join(without)} an Entry in dashboard/runs/form/spec_groups.py: GROUPS"
     twice = sorted({name for name in names if names.count(name) > 1})
     assert not twice, f"name {', '.join(twice)} otherwise: a message calls a field by its name without its section"
     assert all(short_label(path) for path in ENTRIES)

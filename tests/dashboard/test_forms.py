@@ -14,12 +14,14 @@ from django.utils import timezone
 from django.utils.html import strip_tags
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import page_tiles, services, spec_fields, submission
-from dashboard.runs.choice_labels import CHOICE_LABELS
-from dashboard.runs.forms import RunForm
+from dashboard.runs import services, submission
+from dashboard.runs.form import spec_fields
+from dashboard.runs.form.choice_labels import CHOICE_LABELS
+from dashboard.runs.form.forms import RunForm
+from dashboard.runs.form.panel import Panel
+from dashboard.runs.form.presets import PRESETS, Preset
 from dashboard.runs.models import Run
-from dashboard.runs.panel import Panel
-from dashboard.runs.presets import PRESETS, Preset
+from dashboard.runs.page import tiles
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.outline import KINDS
 from parallel_core.outline.recompute import RECOMPUTE_LABELS
@@ -47,7 +49,7 @@ def two_cpus(db: None) -> None:
 
 def test_every_leaf_of_the_spec_is_asked_for() -> None:
     without = sorted(set(spec_fields.leaves()) ^ set(spec_fields.ENTRIES))
-    assert not without, f"give {', '.join(without)} an Entry in dashboard/runs/spec_groups.py: GROUPS"
+    assert not without, f"give {', '.join(without)} an Entry in dashboard/runs/form/spec_groups.py: GROUPS"
 
 
 def test_a_refused_file_is_named_as_a_noun(member: Client, two_cpus: None) -> None:
@@ -183,7 +185,7 @@ def test_every_choice_of_a_split_has_a_preset() -> None:
     flags = ("replicas", "widths", "program", "recompute_layers", "sequence", "early_gradients")
     missing |= {leaf: {"any"} for leaf in flags if not any(getattr(split, leaf) for split in splits)}
     said = [f"{leaf}={value}" for leaf, values in missing.items() for value in sorted(values)]
-    assert not said, f"no Preset in dashboard/runs/presets.py has {', '.join(said)}"
+    assert not said, f"no Preset in dashboard/runs/form/presets.py has {', '.join(said)}"
 
 
 def test_what_a_preset_is_stands_by_itself() -> None:
@@ -314,7 +316,7 @@ def test_memory_that_would_take_long_to_count_is_not_predicted(
     member: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1024 stages, two a rank: said in the panel, and on the run's page once it is queued without a worker."""
-    for module, name in ((submission, "needed"), (page_tiles, "worst_stage")):
+    for module, name in ((submission, "needed"), (tiles, "worst_stage")):
         monkeypatch.setattr(module, name, lambda spec: pytest.fail("it was counted"))
     found = submission.assess(factory.UNCOUNTED)
     panel = Panel.of(found)

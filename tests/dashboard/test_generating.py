@@ -18,10 +18,11 @@ from dashboard.control.dispatch import start_message
 from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
-from dashboard.runs import asking, queue, states, turns
-from dashboard.runs.generated_text import measured
+from dashboard.runs import states
+from dashboard.runs.generation.generated_text import measured
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.runs.page_fix import fix
+from dashboard.runs.page.fix import fix
+from dashboard.runs.waiting import asking, queue, turns
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
 from tests.dashboard.plain import error_at, plain, unmarked

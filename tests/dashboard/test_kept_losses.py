@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dashboard.runs.models import ARRIVES_WITHIN, Attempt, Cursor, DeadLetter, Run, SeriesChunk, State
-from dashboard.studies import losses
+from dashboard.studies.overview import losses
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import points_frame

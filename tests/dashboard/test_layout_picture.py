@@ -11,8 +11,8 @@ from django.test import Client
 from django.urls import reverse
 from hypothesis import given
 
-from dashboard.runs.layout_hosts import Hosts, even
-from dashboard.runs.layout_picture import picture
+from dashboard.runs.layout.hosts import Hosts, even
+from dashboard.runs.layout.picture import picture
 from dashboard.runs.models import Run, SpanChunk
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec

@@ -19,7 +19,7 @@ from dashboard.ledger.forms import models
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.services import answer_profile, ask_profile, withdraw_profile
 from dashboard.runs import services
-from dashboard.runs.presets import PRESETS
+from dashboard.runs.form.presets import PRESETS
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer

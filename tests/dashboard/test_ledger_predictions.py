@@ -23,9 +23,9 @@ from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import services, submission
 from dashboard.runs.findings import case_of
+from dashboard.runs.form.panel import Panel
 from dashboard.runs.models import Run, State
-from dashboard.runs.panel import Panel
-from dashboard.studies.axes import Axes
+from dashboard.studies.new.axes import Axes
 from dashboard.studies.services import create_matrix
 from parallel_core.analysis.quantities import range_text
 from parallel_core.known_fields import EARLIEST, without_unknown

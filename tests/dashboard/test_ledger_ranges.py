@@ -14,7 +14,7 @@ from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.ranges import Range
 from dashboard.ledger.services import settle
 from dashboard.runs import submission
-from dashboard.runs.panel import Panel
+from dashboard.runs.form.panel import Panel
 from parallel_core.analysis.quantities import range_text
 from parallel_core.simulate.likely import ENOUGH, Kind
 from parallel_core.spec import RunSpec

@@ -18,8 +18,9 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger import host_links
 from dashboard.ledger.forms import models
 from dashboard.ledger.models import LinksBetween
-from dashboard.runs import asking, linking, queue, services, states, turns
+from dashboard.runs import linking, services, states
 from dashboard.runs.models import Run, State
+from dashboard.runs.waiting import asking, queue, turns
 from parallel_core.profile import curves
 from tests.dashboard import factory
 from tests.dashboard.link_runs import line, started, timed, told

@@ -14,10 +14,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dashboard.live.changes import COST
-from dashboard.runs import list_views
-from dashboard.runs.listing import options
+from dashboard.runs.browse import list_views
+from dashboard.runs.browse.listing import options
+from dashboard.runs.browse.run_list import Filters
 from dashboard.runs.models import Run, State
-from dashboard.runs.run_list import Filters
 from tests.dashboard.plain import plain
 from tests.dashboard.streamed_body import received
 

@@ -21,8 +21,8 @@ from dashboard.fleet.models import ControllerState, Worker
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import services
 from dashboard.runs.models import Run, State
-from dashboard.runs.queue import everyone_waiting
 from dashboard.runs.submission import assess
+from dashboard.runs.waiting.queue import everyone_waiting
 from tests.dashboard import factory
 from tests.dashboard.database_file import ROOT, env_of
 from tests.dashboard.fake_worker import Peer, spec

@@ -11,8 +11,8 @@ from django.test import Client
 from pydantic import Field
 
 from dashboard.runs.models import Run
-from dashboard.studies import sweepable
 from dashboard.studies.models import Study
+from dashboard.studies.new import sweepable
 from parallel_core.schedule.custom import EXAMPLE
 from parallel_core.spec import TrainSpec
 from tests.dashboard.new_study import NEW, SWEEP, preview

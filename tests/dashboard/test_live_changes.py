@@ -18,8 +18,8 @@ from dashboard.charts import loss
 from dashboard.live.changes import changed, chart_pieces, digest, pieces
 from dashboard.runs.models import Run, State
 from dashboard.studies import compare_views
-from dashboard.studies.figures import LOSS_BUCKETS
 from dashboard.studies.models import Study
+from dashboard.studies.overview.figures import LOSS_BUCKETS
 from dashboard.studies.views import LIVE_PARTS
 from parallel_core.analysis.downsample import thin
 from tests.dashboard import factory

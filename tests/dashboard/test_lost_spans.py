@@ -11,9 +11,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from dashboard.runs import findings, page_charts, selectors
+from dashboard.runs import findings, selectors
 from dashboard.runs.models import Attempt, Run
-from dashboard.studies import gantts
+from dashboard.runs.page import charts
+from dashboard.studies.overview import gantts
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import unjudged
 from parallel_core.observe.records import OMITTED, encode
@@ -150,7 +151,7 @@ def test_steps_without_spans_stand_for_nothing(partly: Run) -> None:
     assert selectors.step_choice(partly, None).steps == [10, 20, 30]
     assert {rank: len(rows) for rank, rows in selectors.spans(partly, 30).items()} == {0: 3}
     assert [sorted(step) for step in findings.case_of(partly).traced] == [[0, 1]]
-    chart = page_charts.timeline(partly)
+    chart = charts.timeline(partly)
     assert chart is not None and " of " not in chart.subtitle.split(";")[0], "of step 10 all were kept"
 
 

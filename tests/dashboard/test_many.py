@@ -15,9 +15,9 @@ from dashboard.control.placing import place_queued
 from dashboard.runs import services as runs
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.studies import services
-from dashboard.studies.axes import Axes
 from dashboard.studies.list_views import PER_PAGE
 from dashboard.studies.models import Study
+from dashboard.studies.new.axes import Axes
 from dashboard.studies.views import QUEUED_SHOWN
 from tests.dashboard import factory
 

@@ -13,7 +13,7 @@ from dashboard.charts import loss, svg
 from dashboard.charts.loss import Curve
 from dashboard.charts.many_lines import HUES, LEADERS
 from dashboard.runs.models import Run
-from dashboard.studies import figures
+from dashboard.studies.overview import figures
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 

@@ -14,9 +14,10 @@ from dashboard.charts.chart import row_labels
 from dashboard.runs import services as runs
 from dashboard.runs.differences import Difference
 from dashboard.runs.models import Run
-from dashboard.studies import compare, few_rows
+from dashboard.studies import compare
 from dashboard.studies.models import Study
-from dashboard.studies.overviews import Overview
+from dashboard.studies.overview import few_rows
+from dashboard.studies.overview.overviews import Overview
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 

@@ -10,8 +10,8 @@ import pytest
 from django.test import Client
 
 from dashboard.control import sweeps
-from dashboard.runs import next_trace, profiles
 from dashboard.runs.models import Run, State
+from dashboard.runs.tracing import next_trace, profiles
 from parallel_core.observe.records import encode
 from parallel_core.observe.snapshot import packed
 from tests.dashboard import factory

@@ -12,12 +12,13 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.ledger.models import Prediction
-from dashboard.runs import metric_charts, page_tiles, selectors
-from dashboard.runs.metric_rows import metrics_of
+from dashboard.runs import selectors
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.runs.page_tabs import equal_sentence
-from dashboard.runs.page_verdict import verdict
-from dashboard.studies.peaks import over_one_peak
+from dashboard.runs.page import metric_charts, tiles
+from dashboard.runs.page.metric_rows import metrics_of
+from dashboard.runs.page.tabs import equal_sentence
+from dashboard.runs.page.verdict import verdict
+from dashboard.studies.overview.peaks import over_one_peak
 from dashboard.studies.selectors import overview
 from dashboard.studies.table import METERS
 from parallel_core.analysis.meters import Work
@@ -112,7 +113,7 @@ def test_tile_study_table_and_csv(alice: Any, client: Client) -> None:
     client.force_login(alice)
     study = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
     run = study.runs.all()[0]
-    throughput = next(tile for tile in page_tiles.tiles(run) if tile.key == "tokens_per_s")
+    throughput = next(tile for tile in tiles.tiles(run) if tile.key == "tokens_per_s")
     assert throughput.note.startswith("MFU ")
     run.refresh_from_db()
     assert run.tokens_per_s and run.step_time
@@ -129,8 +130,8 @@ def test_tile_study_table_and_csv(alice: Any, client: Client) -> None:
     assert all(float(row[name]) > 0 for row in rows for name in METERS)
 
 
-def step_tile(run: Run) -> page_tiles.Tile:
-    return next(tile for tile in page_tiles.tiles(run) if tile.key == "step_time")
+def step_tile(run: Run) -> tiles.Tile:
+    return next(tile for tile in tiles.tiles(run) if tile.key == "step_time")
 
 
 def test_the_step_time_stands_beside_its_prediction(alice: Any, client: Client) -> None:
@@ -139,7 +140,7 @@ def test_the_step_time_stands_beside_its_prediction(alice: Any, client: Client) 
     Prediction.objects.filter(run=run).update(seconds=0.083, low_seconds=0.08, high_seconds=0.09, earlier=0)
     waiting = step_tile(run)
     assert waiting.note == "predicted 83 ms (eight of ten such runs: 80 ms to 90 ms)"
-    assert waiting.value == "–" and waiting.outline == page_tiles.WIDTH and waiting.level is None
+    assert waiting.value == "–" and waiting.outline == tiles.WIDTH and waiting.level is None
     factory.feed_steps(factory.start(run), 20)
     measured = selectors.timed(run)
     assert measured is not None

@@ -10,9 +10,9 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.charts.loss import MAX_LINES
-from dashboard.runs import metric_charts, page_tiles
-from dashboard.runs.metric_rows import METRICS, NOT_DRAWN
 from dashboard.runs.models import Attempt, Run, SeriesChunk
+from dashboard.runs.page import metric_charts, tiles
+from dashboard.runs.page.metric_rows import METRICS, NOT_DRAWN
 from parallel_core.analysis.quantities import count_text
 from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES, SHARE_SERIES, encode
 from tests.dashboard import factory
@@ -30,7 +30,7 @@ def test_every_recorded_series_is_drawn_or_left_out_for_a_reason() -> None:
     assert len(METRICS) == len(drawn)
     drawn |= {metric.held_out for metric in METRICS if metric.held_out}
     assert recorded - drawn - NOT_DRAWN.keys() == set(), (
-        "add it to METRICS or NOT_DRAWN of dashboard/runs/metric_rows.py"
+        "add it to METRICS or NOT_DRAWN of dashboard/runs/page/metric_rows.py"
     )
     assert drawn | NOT_DRAWN.keys() == recorded and not drawn & NOT_DRAWN.keys()
 
@@ -115,7 +115,7 @@ def test_the_held_out_loss_is_a_second_line_of_the_loss(alice: Any) -> None:
     live = metric_charts.points_since(run, 4, {"loss:0": 4, "loss:1": 3})
     assert (live["loss:0"]["step"], live["loss:1"]["step"]) == ([5, 6, 7], [7])
     assert "loss" not in live and live["loss:1"]["title"] == "Loss: 7.5 at step 7, held out 7.5 at step 7"
-    loss = next(tile for tile in page_tiles.tiles(run) if tile.key == "loss")
+    loss = next(tile for tile in tiles.tiles(run) if tile.key == "loss")
     assert loss.note == "held out 7.5 at step 7"
 
 

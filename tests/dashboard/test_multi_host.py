@@ -13,10 +13,11 @@ from dashboard.control import multi_host, standstill, sweeps
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
-from dashboard.runs import resting, selectors, services
+from dashboard.runs import selectors, services
 from dashboard.runs.models import Attempt, Run, SpanChunk, State
-from dashboard.runs.queue import waiting
-from dashboard.runs.turns import queue_order
+from dashboard.runs.waiting import resting
+from dashboard.runs.waiting.queue import waiting
+from dashboard.runs.waiting.turns import queue_order
 from tests.dashboard.fake_worker import Peer, points_frame, spans_frame, spec
 from tests.dashboard.test_control import state_of, until
 

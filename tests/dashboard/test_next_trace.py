@@ -10,8 +10,9 @@ import pytest
 from django.test import Client
 
 from dashboard.control import sweeps
-from dashboard.runs import next_trace, states
+from dashboard.runs import states
 from dashboard.runs.models import Run, SpanChunk, State
+from dashboard.runs.tracing import next_trace
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db

@@ -19,8 +19,9 @@ from dashboard.ledger.forms import models
 from dashboard.ledger.models import Profile
 from dashboard.ledger.selectors import profile_key
 from dashboard.ledger.services import ask_profile
-from dashboard.runs import asking, queue, services, submission
+from dashboard.runs import services, submission
 from dashboard.runs.models import Run
+from dashboard.runs.waiting import asking, queue
 from parallel_core import known_fields
 from parallel_core.profile.request import measured_with
 from parallel_core.spec import RunSpec, TrainSpec

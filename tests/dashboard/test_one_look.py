@@ -12,10 +12,11 @@ from django.test.utils import CaptureQueriesContext
 
 from dashboard.charts import timeline
 from dashboard.one_look import one_look, read_once
-from dashboard.runs import page_charts, selectors
+from dashboard.runs import selectors
 from dashboard.runs.findings import findings
 from dashboard.runs.models import Cursor, SpanChunk, State
-from dashboard.runs.page_shares import shares
+from dashboard.runs.page import charts
+from dashboard.runs.page.shares import shares
 from tests.dashboard import factory
 
 
@@ -94,7 +95,7 @@ def test_a_step_that_is_kept_is_no_older_than_what_it_is_kept_under(
     with one_look():
         assert list(selectors.spans(run, 10)) == [0]
         late.save()
-        page_charts.timeline(run, 10)
+        charts.timeline(run, 10)
         shares(run)
-    assert list(page_charts._step(run, 10).spans) == [0, 1]
+    assert list(charts._step(run, 10).spans) == [0, 1]
     assert shares(run) != {}

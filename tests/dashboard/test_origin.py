@@ -13,7 +13,8 @@ from django.urls import reverse
 
 from dashboard.api.models import Scope
 from dashboard.ledger.models import Prediction
-from dashboard.runs import origin, services, spec_fields
+from dashboard.runs import origin, services
+from dashboard.runs.form import spec_fields
 from dashboard.runs.models import Run
 from dashboard.runs.submission import Submission
 from dashboard.studies import joining

@@ -10,9 +10,10 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run
-from dashboard.studies import answers, figures, report_answers
 from dashboard.studies.models import Study
-from dashboard.studies.overviews import NO_SPEEDUP
+from dashboard.studies.overview import answers, figures
+from dashboard.studies.overview.overviews import NO_SPEEDUP
+from dashboard.studies.report import report_answers
 from dashboard.studies.selectors import overview
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory

@@ -19,11 +19,11 @@ from dashboard.ledger.fleet_page import FleetPage
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.ledger.services import settle
 from dashboard.runs import services, states, submission
+from dashboard.runs.form.panel import Panel
+from dashboard.runs.form.spec_fields import from_spec
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.runs.panel import Panel
-from dashboard.runs.spec_fields import from_spec
-from dashboard.runs.spreading import expected
-from dashboard.studies.entries import shared_room
+from dashboard.runs.waiting.spreading import expected
+from dashboard.studies.overview.entries import shared_room
 from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.runs.metric_charts import metrics
 from dashboard.runs.models import SeriesChunk, State
-from dashboard.runs.page_verdict import verdict
+from dashboard.runs.page.metric_charts import metrics
+from dashboard.runs.page.verdict import verdict
 from dashboard.runs.selectors import attempt_of
-from dashboard.studies import excluded
+from dashboard.studies.overview import excluded
 from dashboard.studies.selectors import overview
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.runs.presets import BY_KEY
+from dashboard.runs.form.presets import BY_KEY
 from parallel_core.local import LocalRunner
 from parallel_core.spec import RunSpec
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.runs import profiles, spec_fields
+from dashboard.runs.form import spec_fields
 from dashboard.runs.models import Run
+from dashboard.runs.tracing import profiles
 from dashboard.traces import services
 from dashboard.traces.models import Trace, TraceState
 from parallel_core.observe.records import encode

@@ -12,8 +12,8 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger import selectors
 from dashboard.ledger.models import Prediction
 from dashboard.ledger.services import settle
-from dashboard.runs import traces
 from dashboard.runs.models import RankInfo, Run, State
+from dashboard.runs.tracing import traces
 from parallel_core.simulate.replay import Change, replay
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory

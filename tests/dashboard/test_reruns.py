@@ -15,8 +15,9 @@ from dashboard.fleet import listening
 from dashboard.fleet.models import ControllerState, Worker
 from dashboard.runs import removal, services, states, submission
 from dashboard.runs.models import Checkpoint, Run, State
-from dashboard.studies import answer_cache, method, reruns
+from dashboard.studies import reruns
 from dashboard.studies.models import Study
+from dashboard.studies.overview import answer_cache, method
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 

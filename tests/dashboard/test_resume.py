@@ -15,9 +15,11 @@ from dashboard.control.finding import Wait
 from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
-from dashboard.runs import asking, queue, removal, services, spec_fields, states, turns
+from dashboard.runs import removal, services, states
+from dashboard.runs.form import spec_fields
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.page_fix import fix
+from dashboard.runs.page.fix import fix
+from dashboard.runs.waiting import asking, queue, turns
 from parallel_core.analysis.meters import Work
 from parallel_core.observe.records import encode
 from parallel_core.spec import RunSpec

@@ -14,8 +14,9 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import page_checkpoints, services
+from dashboard.runs import services
 from dashboard.runs.models import Checkpoint, Run, State
+from dashboard.runs.page import checkpoints
 from parallel_core.__main__ import main
 from parallel_core.checkpoint.folder import path_of
 from tests.dashboard import factory
@@ -65,13 +66,13 @@ def test_a_damaged_one_says_so_and_stands_in_no_command(reader: Client, alice: A
     Run.objects.filter(pk=later.pk).update(state=State.FAILED, detail=said, ended_at=timezone.now())
     found = rows(page(reader, run))
     assert ["Damaged" in row for row in found] == [True, False]
-    (place,) = page_checkpoints.context(run)["places"]
+    (place,) = checkpoints.context(run)["places"]
     assert place.step == 10 and "step-00000010" in place.commands[0]
 
 
 def test_the_page_has_each_command_on_a_line_of_its_own(reader: Client, alice: Any) -> None:
     run = saved(alice, (10, "yard-a", None), **LLAMA)
-    (place,) = page_checkpoints.context(run)["places"]
+    (place,) = checkpoints.context(run)["places"]
     shown = re.search(r'aria-label="Commands on yard-a">(.*?)</pre>', page(reader, run), re.DOTALL)
     assert shown and shown[1].splitlines() == place.commands and len(place.commands) == 2
 
@@ -90,7 +91,7 @@ def test_the_folder_is_the_one_that_the_worker_uses(
     env |= {"TRAINYARD_CHECKPOINTS": str(tmp_path / "all")} if shared else {}
     identity: Any = {"uid": uid, "attempts": []} if uid else None
     theirs = path_of(run_folders.of_run(Settings.from_env(env).checkpoints, run.pk, identity), 10)
-    (place,) = page_checkpoints.context(run)["places"]
+    (place,) = checkpoints.context(run)["places"]
     shell = ["bash", "-c", f'printf %s "{place.folder}/step-00000010"']
     ours = subprocess.run(shell, env=env, capture_output=True, text=True, check=True).stdout
     assert ours == str(theirs)
@@ -112,7 +113,7 @@ def test_the_command_line_takes_the_commands(
     alice: Any, capsys: pytest.CaptureFixture[str], model: dict[str, Any], kinds: list[str]
 ) -> None:
     run = saved(alice, (10, "yard-a", None), **model)
-    (place,) = page_checkpoints.context(run)["places"]
+    (place,) = checkpoints.context(run)["places"]
     words = [shlex.split(command) for command in place.commands]
     assert [command[3] for command in words] == kinds
     for command in words:

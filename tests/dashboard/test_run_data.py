@@ -15,8 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from dashboard.live.changes import COST
-from dashboard.runs import log_views, selectors
+from dashboard.runs import selectors
 from dashboard.runs.models import Attempt, LogChunk, Run, SeriesChunk, State
+from dashboard.runs.page import log_views
 from dashboard.streaming import BLOCK
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory

@@ -12,9 +12,9 @@ from django.urls import reverse
 from dashboard.fleet.models import Worker
 from dashboard.runs import linking, states
 from dashboard.runs.models import Attempt, Checkpoint, LogChunk, Run, State
-from dashboard.runs.page_fix import fix
-from dashboard.runs.page_tabs import TABS
-from dashboard.runs.page_verdict import verdict
+from dashboard.runs.page.fix import fix
+from dashboard.runs.page.tabs import TABS
+from dashboard.runs.page.verdict import verdict
 from parallel_core.observe.progress import NO_STEPS
 from tests.dashboard import factory
 from tests.dashboard.link_runs import started

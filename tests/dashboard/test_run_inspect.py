@@ -14,10 +14,11 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from dashboard.runs import page_charts, page_timeline, traces
 from dashboard.runs.models import Attempt, MemoryRecord, Run, SpanChunk, State
-from dashboard.runs.page_operators import folded
-from dashboard.runs.traces import Trace
+from dashboard.runs.page import charts, timeline
+from dashboard.runs.page.operators import folded
+from dashboard.runs.tracing import traces
+from dashboard.runs.tracing.traces import Trace
 from parallel_core.analysis.diagnosis import RULES
 from parallel_core.analysis.quantities import seconds_text
 from parallel_core.observe.records import SPAN, encode
@@ -94,7 +95,7 @@ def test_the_latest_operation_that_is_named_is_one_that_is_drawn_with_its_plan(a
         rows = np.frombuffer(bytes(chunk.data), SPAN).copy()
         rows["end"][rows["kind"] == Kind.OPT_STEP] += int(rows["end"].max())
         SpanChunk.objects.filter(pk=chunk.pk).update(data=rows.tobytes())
-    found = page_timeline.context(run, None)
+    found = timeline.context(run, None)
     said = found["overlay"].title
     assert "optimizer" not in said and ("is the most that an operation is late" in said or "No operation ends" in said)
     below = [(operations, latest) for _, operations, _, latest in found["overlay"].rows]
@@ -104,7 +105,7 @@ def test_the_latest_operation_that_is_named_is_one_that_is_drawn_with_its_plan(a
 def test_title_and_list_of_late_operations_are_of_what_is_outlined(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan may have recomputation as a separate operation; in the chart and the list it is part of its backward."""
     run = factory.finished(alice, {**PIPELINE, "recompute": "full"})
-    whole = page_timeline.lateness
+    whole = timeline.lateness
 
     def with_late_recomputation(*args: Any) -> Any:
         joined = whole(*args)
@@ -113,8 +114,8 @@ def test_title_and_list_of_late_operations_are_of_what_is_outlined(alice: Any, m
         again["kind"], again["end"] = Kind.R, again["end"] + 10**9
         return np.concatenate([joined, again])
 
-    monkeypatch.setattr(page_timeline, "lateness", with_late_recomputation)
-    found = page_timeline.context(run, None)
+    monkeypatch.setattr(timeline, "lateness", with_late_recomputation)
+    found = timeline.context(run, None)
     told = [found["overlay"].title, *(row["operation"] for row in found["late"])]
     assert len(told) > 1 and all("backward" in words for words in told[:2])
     assert not any("recompute" in words for words in told)
@@ -306,11 +307,11 @@ def test_the_single_device_that_losses_are_held_against_is_the_one_that_stands(a
 
 def test_a_step_far_off_the_median_does_not_stand_for_the_run(alice: Any) -> None:
     run = factory.finished(alice, PIPELINE)
-    chart = page_charts.timeline(run)
+    chart = charts.timeline(run)
     assert chart and "median" not in chart.title
     timed = run.summary["timed"]
     run.summary["timed"] = {**timed, "median": timed["median"] / 2}
-    odd = page_charts.timeline(run)
+    odd = charts.timeline(run)
     assert odd and odd.title == f"{chart.title[:-1]}; the median step takes {seconds_text(timed['median'] / 2)}."
 
 
@@ -324,5 +325,5 @@ def test_the_chart_of_a_step_names_the_rank_that_is_a_straggler(alice: Any) -> N
         rows = [(kind, lane, 0, 0, rank, 0, begin, end, 0) for kind, lane, begin, end in parts]
         head = {"kind": "spans", "rank": rank, "t": 0.0, "step": step, "count": len(rows), "total": len(rows)}
         factory.feed(attempt, rank, encode(head, np.array(rows, SPAN).tobytes()))
-    chart = page_charts.timeline(run)
+    chart = charts.timeline(run)
     assert chart and chart.title.endswith("; rank 1 is a straggler.")

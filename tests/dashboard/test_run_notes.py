@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run
-from dashboard.runs.priority import Priority
+from dashboard.runs.waiting.priority import Priority
 from tests.dashboard import factory
 from tests.dashboard.streamed_body import received
 

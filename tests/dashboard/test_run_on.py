@@ -23,12 +23,13 @@ from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import asking, queueing, run_on, selectors, services, states, submission
+from dashboard.runs import selectors, services, states, submission
 from dashboard.runs.models import Event, Run, State
-from dashboard.runs.priority import Priority
+from dashboard.runs.waiting import asking, queueing, run_on
+from dashboard.runs.waiting.priority import Priority
 from dashboard.studies import joining, reruns
-from dashboard.studies.axes import Axes, Swept
 from dashboard.studies.models import Study
+from dashboard.studies.new.axes import Axes, Swept
 from dashboard.studies.services import InQueue, create_matrix, create_sweep
 from tests.dashboard import factory
 from tests.dashboard.new_study import MATRIX, NEW, preview

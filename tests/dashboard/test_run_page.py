@@ -15,12 +15,13 @@ from django.utils import timezone
 
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs import page_verdict, states
+from dashboard.runs import states
+from dashboard.runs.form.spec_table import groups
 from dashboard.runs.models import Checkpoint, RankInfo, Run, SpanChunk, State
-from dashboard.runs.page_tabs import TABS
-from dashboard.runs.page_tiles import WIDTH, line, tiles
-from dashboard.runs.page_verdict import lateness, planned_bubble, verdict
-from dashboard.runs.spec_table import groups
+from dashboard.runs.page import verdict as page_verdict
+from dashboard.runs.page.tabs import TABS
+from dashboard.runs.page.tiles import WIDTH, line, tiles
+from dashboard.runs.page.verdict import lateness, planned_bubble, verdict
 from parallel_core.analysis.quantities import step_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory

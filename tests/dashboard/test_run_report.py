@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.runs import report_views, selectors
+from dashboard.runs import selectors
 from dashboard.runs.models import Attempt, LogChunk, MemoryRecord, State
+from dashboard.runs.page import report_views
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db

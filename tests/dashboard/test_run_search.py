@@ -14,10 +14,12 @@ from django.apps import apps
 from django.test import Client
 
 from dashboard.api.models import ApiToken
-from dashboard.runs import field_terms, services, spec_fields
-from dashboard.runs.listing import date_text, moment
+from dashboard.runs import services
+from dashboard.runs.browse import field_terms
+from dashboard.runs.browse.listing import date_text, moment
+from dashboard.runs.browse.run_list import Filters, list_runs
+from dashboard.runs.form import spec_fields
 from dashboard.runs.models import Run, State
-from dashboard.runs.run_list import Filters, list_runs
 from parallel_core.observe.records import POINT, encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory

@@ -10,9 +10,10 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import list_views, services, states
+from dashboard.runs import services, states
+from dashboard.runs.browse import list_views
 from dashboard.runs.models import Attempt, Run, State
-from dashboard.runs.page_verdict import verdict
+from dashboard.runs.page.verdict import verdict
 from tests.dashboard import factory
 from tests.dashboard.ingested import on_both_devices
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.runs import whatif_replay, whatif_words
 from dashboard.runs.models import RankInfo, Run, SpanChunk
+from dashboard.runs.tracing import whatif_replay, whatif_words
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.replay import GATHERS_ASIDE, TAKE_TURNS, Change, Replay

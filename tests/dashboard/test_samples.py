@@ -12,7 +12,8 @@ from dashboard.charts import loss
 from dashboard.runs import removal
 from dashboard.runs.models import Run, State
 from dashboard.runs.samples import samples_after, samples_shift
-from dashboard.studies import compare, figures, selectors
+from dashboard.studies import compare, selectors
+from dashboard.studies.overview import figures
 from tests.dashboard import factory
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.studies import figures
 from dashboard.studies.models import Study
+from dashboard.studies.overview import figures
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 

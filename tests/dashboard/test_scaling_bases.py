@@ -13,7 +13,7 @@ from dashboard.charts.scaling import Point
 from dashboard.runs.models import Run, State
 from dashboard.studies import scaling
 from dashboard.studies.models import Study
-from dashboard.studies.overviews import Overview
+from dashboard.studies.overview.overviews import Overview
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 

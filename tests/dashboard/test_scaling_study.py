@@ -16,9 +16,9 @@ from django.utils import timezone
 from dashboard.charts import scaling as charts
 from dashboard.charts.scaling import Point
 from dashboard.studies import scaling, services
-from dashboard.studies.axes import Axes
-from dashboard.studies.entries import Setting
 from dashboard.studies.models import Study
+from dashboard.studies.new.axes import Axes
+from dashboard.studies.overview.entries import Setting
 from dashboard.studies.selectors import overview
 from parallel_core.plan.strategy import recompute_share
 from parallel_core.spec import RunSpec

@@ -14,10 +14,11 @@ from dashboard.control.summary import store_summary
 from dashboard.fleet import selectors as fleet
 from dashboard.fleet import worker_views
 from dashboard.fleet.models import Worker
-from dashboard.runs import queue, selectors, services, states
+from dashboard.runs import selectors, services, states
 from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, Run, SeriesChunk, SpanChunk, State
 from dashboard.runs.selectors import Filters
+from dashboard.runs.waiting import queue
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.downsample import Means, thin
 from parallel_core.observe.records import POINT, SPAN

@@ -13,13 +13,15 @@ from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.ledger.services import settle
-from dashboard.runs import traces
 from dashboard.runs.models import Run, State
-from dashboard.studies import by_loss, compare, figures, joining, method, report_answers, reruns, services
-from dashboard.studies.axes import Swept
-from dashboard.studies.forms import initial_of
+from dashboard.runs.tracing import traces
+from dashboard.studies import compare, joining, reruns, services
 from dashboard.studies.models import Study
-from dashboard.studies.overviews import SIDE_BY_SIDE
+from dashboard.studies.new.axes import Swept
+from dashboard.studies.new.forms import initial_of
+from dashboard.studies.overview import by_loss, figures, method
+from dashboard.studies.overview.overviews import SIDE_BY_SIDE
+from dashboard.studies.report import report_answers
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer

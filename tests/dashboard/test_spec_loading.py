@@ -11,9 +11,9 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from dashboard.runs import spec_fields
+from dashboard.runs.form import spec_fields
+from dashboard.runs.form.spec_loading import MAX_SPEC, form_values, parsed
 from dashboard.runs.models import Run
-from dashboard.runs.spec_loading import MAX_SPEC, form_values, parsed
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 

@@ -10,8 +10,9 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import asking, selectors, services, states, submission
+from dashboard.runs import selectors, services, states, submission
 from dashboard.runs.models import Checkpoint, Run
+from dashboard.runs.waiting import asking
 from parallel_core import known_fields
 from tests.dashboard import factory
 from tests.dashboard.test_forms import filled

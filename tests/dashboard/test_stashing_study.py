@@ -14,8 +14,10 @@ from django.test import Client
 from dashboard.charts import target, versions
 from dashboard.charts.target import Reach
 from dashboard.runs.models import Run
-from dashboard.studies import report_answers, streams, variants
 from dashboard.studies.models import Study
+from dashboard.studies.new import variants
+from dashboard.studies.overview import streams
+from dashboard.studies.report import report_answers
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.target import MOST, least, reached, smoothed, window
 from parallel_core.analysis.versions import Use, uses

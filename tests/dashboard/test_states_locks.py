@@ -15,9 +15,10 @@ from django.test import Client
 
 from dashboard.fleet import services as fleet
 from dashboard.fleet.models import Worker
-from dashboard.runs import queueing, removal, services, submission
+from dashboard.runs import removal, services, submission
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.priority import Priority
+from dashboard.runs.waiting import queueing
+from dashboard.runs.waiting.priority import Priority
 from dashboard.studies import joining, reruns
 from dashboard.studies import removal as study_removal
 from dashboard.studies.models import Study

@@ -12,7 +12,7 @@ from ninja.errors import HttpError
 
 from dashboard.api.steps import require_traced
 from dashboard.runs.models import Run, SpanChunk
-from dashboard.runs.traced import StepChoice, step_choice
+from dashboard.runs.tracing.traced import StepChoice, step_choice
 from tests.dashboard import factory
 
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 from pydantic import ValidationError
 
 from dashboard.runs.models import Run
-from dashboard.runs.page_tabs import TABS
+from dashboard.runs.page.tabs import TABS
 from dashboard.studies.models import Study
 from parallel_core.all_rules import CHECKS
 from parallel_core.rules import rule_error

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from dashboard.runs.presets import BY_KEY
+from dashboard.runs.form.presets import BY_KEY
 from dashboard.schedules.cards import CARDS
 from dashboard.schedules.pictures import picture
 from dashboard.schedules.strategies import predicted, spec_of

@@ -12,9 +12,9 @@ from django.test import Client
 from dashboard.charts import capacity
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import Run, SeriesChunk, State
-from dashboard.studies import answers, entries, figures, held_out, losses
-from dashboard.studies.entries import Setting
 from dashboard.studies.models import Study
+from dashboard.studies.overview import answers, entries, figures, held_out, losses
+from dashboard.studies.overview.entries import Setting
 from dashboard.studies.selectors import overview
 from parallel_core.observe.records import POINT, encode
 from parallel_core.plan.capacity import largest_layers

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.studies.form_views import _bound
-from dashboard.studies.generation_form import GenerationForm
-from dashboard.studies.kinds import KINDS
+from dashboard.studies.generating.generation_form import GenerationForm
 from dashboard.studies.models import Study
+from dashboard.studies.new.form_views import _bound
+from dashboard.studies.new.kinds import KINDS
+from dashboard.studies.new.study_form import StudyForm
 from dashboard.studies.starter import create_starter
-from dashboard.studies.study_form import StudyForm
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.new_study import MATRIX, NEW, SWEEP

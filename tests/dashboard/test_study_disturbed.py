@@ -11,8 +11,8 @@ from typing import Any
 from django.test import Client
 
 from dashboard.charts.chart import pairs
-from dashboard.studies import answers, figures
 from dashboard.studies.models import Study
+from dashboard.studies.overview import answers, figures
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 from tests.dashboard.plain import plain

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.studies.estimate import METERED_STEPS, START_S, run_seconds, step_seconds
+from dashboard.studies.new.estimate import METERED_STEPS, START_S, run_seconds, step_seconds
 from parallel_core.spec import RunSpec
 
 CALIBRATION = {"model": {"layers": 8}, "global_batch": 48, "step_time": 0.1}

@@ -8,8 +8,8 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.findings import findings as of_run
-from dashboard.studies import findings
-from dashboard.studies.findings import of_overview
+from dashboard.studies.overview import findings
+from dashboard.studies.overview.findings import of_overview
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 

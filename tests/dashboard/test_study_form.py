@@ -12,16 +12,17 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
+from dashboard.runs.form.spec_fields import ENTRIES, html_name, part_of, to_spec
 from dashboard.runs.models import Run
-from dashboard.runs.spec_fields import ENTRIES, html_name, part_of, to_spec
-from dashboard.studies import families, kinds, services, variants
-from dashboard.studies.axes import Swept
-from dashboard.studies.forms import TrainingForm
-from dashboard.studies.matrix_form import MatrixForm
+from dashboard.studies import services
 from dashboard.studies.models import Study
+from dashboard.studies.new import families, kinds, variants
+from dashboard.studies.new.axes import Swept
+from dashboard.studies.new.forms import TrainingForm
+from dashboard.studies.new.matrix_form import MatrixForm
+from dashboard.studies.new.strategies import BY_KEY
+from dashboard.studies.new.sweep_form import SweepForm
 from dashboard.studies.starter import create_starter
-from dashboard.studies.strategies import BY_KEY
-from dashboard.studies.sweep_form import SweepForm
 from parallel_core.outline import outline_of
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory

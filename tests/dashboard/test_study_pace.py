@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.studies import figures, method
 from dashboard.studies.models import Study
+from dashboard.studies.overview import figures, method
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.host_drift import POWER
 from parallel_core.analysis.quantities import ratio_text

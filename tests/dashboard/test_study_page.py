@@ -13,10 +13,10 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run, State
-from dashboard.studies import figures
 from dashboard.studies.entry_points import ENTRY_POINTS
 from dashboard.studies.list_views import FEW
 from dashboard.studies.models import Once, Study
+from dashboard.studies.overview import figures
 from dashboard.studies.selectors import held_equal, overview
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec

@@ -15,11 +15,12 @@ from django.test import Client
 
 from dashboard.fleet.models import Worker
 from dashboard.runs.models import MemoryRecord, RankInfo, State
-from dashboard.studies import figures, method, report_answers, slowest
-from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.models import Study
-from dashboard.studies.report_views import SHARES
-from dashboard.studies.rows import Row
+from dashboard.studies.overview import figures, method, slowest
+from dashboard.studies.overview.link_rates import Rate, rates
+from dashboard.studies.overview.rows import Row
+from dashboard.studies.report import report_answers
+from dashboard.studies.report.report_views import SHARES
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.layout import Layout

@@ -11,9 +11,10 @@ from django.core.exceptions import PermissionDenied
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Prediction
 from dashboard.runs.models import Run
-from dashboard.studies import services, variants
-from dashboard.studies.axes import Axes, Swept
+from dashboard.studies import services
 from dashboard.studies.models import Study
+from dashboard.studies.new import variants
+from dashboard.studies.new.axes import Axes, Swept
 from dashboard.studies.starter import create_starter
 from parallel_core.plan.memory import worst_stage
 

@@ -11,9 +11,10 @@ from django.test import Client
 from dashboard.charts import swept as charts
 from dashboard.charts.swept import Field, Quantity, Tried
 from dashboard.runs.models import Run, State
-from dashboard.studies import services, swept
-from dashboard.studies.axes import Swept
+from dashboard.studies import services
 from dashboard.studies.models import Study
+from dashboard.studies.new.axes import Swept
+from dashboard.studies.overview import swept
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 

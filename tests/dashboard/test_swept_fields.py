@@ -10,13 +10,14 @@ import pytest
 from django.apps import apps
 from django.test import Client
 
-from dashboard.runs.form_words import short_label
+from dashboard.runs.form.form_words import short_label
+from dashboard.runs.form.spec_fields import html_name
 from dashboard.runs.models import Run
-from dashboard.runs.spec_fields import html_name
-from dashboard.studies import kinds, services, sweepable, variants
-from dashboard.studies.axes import Swept
-from dashboard.studies.forms import FINE, TrainingForm
+from dashboard.studies import services
 from dashboard.studies.models import Study
+from dashboard.studies.new import kinds, sweepable, variants
+from dashboard.studies.new.axes import Swept
+from dashboard.studies.new.forms import FINE, TrainingForm
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.new_study import MATRIX, NEW, SWEEP, preview

@@ -18,9 +18,11 @@ from dashboard.api.models import Scope
 from dashboard.control import thinning as control
 from dashboard.control import tidying
 from dashboard.control.controller import Controller
-from dashboard.runs import metric_rows, removal, selectors, thinning
+from dashboard.runs import removal, selectors
 from dashboard.runs.models import Attempt, Event, MemoryRecord, ProfilePart, Run, SpanChunk, State, Thinned
+from dashboard.runs.page import metric_rows
 from dashboard.runs.services import Invalid
+from dashboard.runs.tracing import thinning
 from dashboard.settings import whole
 from dashboard.studies.models import Study
 from parallel_core.analysis.diagnosis.run_case import STEPS

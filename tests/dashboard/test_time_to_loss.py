@@ -13,7 +13,8 @@ from django.test import Client
 
 from dashboard.runs.metrics import pause, series
 from dashboard.runs.models import SeriesChunk, State
-from dashboard.studies import compare, selectors, streams
+from dashboard.studies import compare, selectors
+from dashboard.studies.overview import streams
 from parallel_core.analysis.target import LEAST
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory

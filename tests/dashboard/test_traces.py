@@ -24,7 +24,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.body_limit import MAX_BODY, limit_of
-from dashboard.runs.choice_labels import CHOICE_LABELS
+from dashboard.runs.form.choice_labels import CHOICE_LABELS
 from dashboard.traces import reading, services
 from dashboard.traces.models import Trace, TraceSpans, TraceState
 from parallel_core import limits

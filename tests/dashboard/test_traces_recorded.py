@@ -15,9 +15,11 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.urls import reverse
 
-from dashboard.runs import page_charts, page_whatif, traces
 from dashboard.runs.findings import findings
 from dashboard.runs.models import Run
+from dashboard.runs.page import charts
+from dashboard.runs.page import whatif as page_whatif
+from dashboard.runs.tracing import traces
 from dashboard.traces import page
 from dashboard.traces.models import Trace, TraceSpans, TraceState
 from dashboard.traces.spans import step_of
@@ -79,7 +81,7 @@ def test_the_page_shows_what_the_page_of_the_run_shows(member: Client, run: Run,
     }
     assert mine.accounts == theirs.accounts
     bars = [row for row in page.timeline(trace, 10).figure["data"] if row["type"] == "bar"]
-    gantt = page_charts.timeline(run, 10)
+    gantt = charts.timeline(run, 10)
     assert gantt is not None and bars == [row for row in gantt.figure["data"] if row["type"] == "bar"]
     text = text_of(shown)
     assert f"As recorded: run {run.pk}, step 10, 2 ranks." in text

@@ -12,9 +12,10 @@ from dashboard.accounts.roles import make_member
 from dashboard.control import tidying
 from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
-from dashboard.runs import queue, removal, services, starts, states, turns
+from dashboard.runs import removal, services, states
 from dashboard.runs.models import DeletedStart, Run, State
-from dashboard.runs.priority import Priority
+from dashboard.runs.waiting import queue, starts, turns
+from dashboard.runs.waiting.priority import Priority
 from dashboard.studies.models import Study
 from tests.dashboard import factory
 

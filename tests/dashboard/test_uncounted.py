@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from dashboard.runs import page_memory
 from dashboard.runs.models import Run, State
-from dashboard.runs.page_fix import fix
-from dashboard.studies import entries, fit, fit_views
-from dashboard.studies.axes import Axes
-from dashboard.studies.variants import Skipped, Variant
+from dashboard.runs.page import memory as page_memory
+from dashboard.runs.page.fix import fix
+from dashboard.studies.fitting import fit, fit_views
+from dashboard.studies.new.axes import Axes
+from dashboard.studies.new.variants import Skipped, Variant
+from dashboard.studies.overview import entries
 from parallel_core.plan import memory, peak
 from parallel_core.plan.capacity import walked_in_search
 from parallel_core.plan.largest import Search

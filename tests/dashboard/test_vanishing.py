@@ -11,8 +11,9 @@ from django.db.models import QuerySet
 from django.test import Client
 
 from dashboard.api.models import Scope
-from dashboard.runs import page_charts, removal, selectors
+from dashboard.runs import removal, selectors
 from dashboard.runs.models import Checkpoint, MemoryRecord, Run, State
+from dashboard.runs.page import charts
 from dashboard.studies.models import Study
 from tests.dashboard import factory
 from tests.dashboard.test_api import bearer
@@ -145,7 +146,7 @@ def test_a_memory_curve_that_the_controller_deletes_meanwhile_is_not_drawn(
 ) -> None:
     """What a deleted run has measured goes later than its row."""
     run = factory.finished(alice)
-    whole, memory = page_charts.timeline(run, 10), selectors.memory
+    whole, memory = charts.timeline(run, 10), selectors.memory
     assert whole and "memory of rank" in whole.subtitle
 
     def read(of: Run, curves: bool = False) -> dict[int, MemoryRecord]:
@@ -154,7 +155,7 @@ def test_a_memory_curve_that_the_controller_deletes_meanwhile_is_not_drawn(
         return found
 
     monkeypatch.setattr(selectors, "memory", read)
-    left = page_charts.timeline(run, 10)
+    left = charts.timeline(run, 10)
     assert left and "memory of rank" not in left.subtitle
 
 

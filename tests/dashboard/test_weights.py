@@ -13,8 +13,9 @@ from django.test import Client
 
 from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
-from dashboard.runs import asking, queue, services, submission, turns
+from dashboard.runs import services, submission
 from dashboard.runs.models import Run, State
+from dashboard.runs.waiting import asking, queue, turns
 from dashboard.studies import reruns
 from dashboard.studies.models import Study
 from parallel_core.checkpoint import llama_weights

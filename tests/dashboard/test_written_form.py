@@ -10,10 +10,10 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from dashboard.runs.models import Run
-from dashboard.studies import feasible
-from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
-from dashboard.studies.written import Again
+from dashboard.studies.new import feasible
+from dashboard.studies.new.matrix_form import MatrixForm
+from dashboard.studies.new.written import Again
 from parallel_core.plan import memory
 from parallel_core.plan.backward import walked
 from parallel_core.schedule import compute_only

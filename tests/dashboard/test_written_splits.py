@@ -10,12 +10,15 @@ from django.test import Client
 
 from dashboard.runs.models import Run
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import answers, fit, services, variants
-from dashboard.studies.axes import Axes
+from dashboard.studies import services
 from dashboard.studies.comparability import same_updates
+from dashboard.studies.fitting import fit
 from dashboard.studies.models import Study
+from dashboard.studies.new import variants
+from dashboard.studies.new.axes import Axes
+from dashboard.studies.new.written import Again, OwnSchedule, StageSplit, read_schedules, schedules_text
+from dashboard.studies.overview import answers
 from dashboard.studies.selectors import overview
-from dashboard.studies.written import Again, OwnSchedule, StageSplit, read_schedules, schedules_text
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.custom import EXAMPLE
 from parallel_core.schedule.table import to_csv, to_json

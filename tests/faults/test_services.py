@@ -19,7 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from dashboard.runs import spec_fields
+from dashboard.runs.form import spec_fields
 from tests.compose_process import Deployment
 from tests.faults.ranks import series
 from tests.yard_process import ROOT, calibrate, paced, tiny, wait_for

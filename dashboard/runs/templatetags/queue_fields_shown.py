@@ -7,8 +7,8 @@ from typing import Any
 from django import template
 from django.forms import BoundField
 
-from dashboard.runs.priority import WORDS, Priority, refusal
-from dashboard.runs.queue_fields import PriorityField
+from dashboard.runs.waiting.priority import WORDS, Priority, refusal
+from dashboard.runs.waiting.queue_fields import PriorityField
 
 register = template.Library()
 

@@ -11,9 +11,9 @@ from django.forms.boundfield import BoundWidget
 
 from dashboard.ages import since
 from dashboard.happened import Happened
-from dashboard.runs.form_words import in_ended_words
+from dashboard.runs.form.form_words import in_ended_words
 from dashboard.runs.models import ENDED, Attempt, Event, Run
-from dashboard.runs.page_verdict import disturbance, target_of
+from dashboard.runs.page.verdict import disturbance, target_of
 from parallel_core.analysis import quantities
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import Outline, outline_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from django import template
 
-from dashboard.runs.traced import StepChoice
+from dashboard.runs.tracing.traced import StepChoice
 
 register = template.Library()
 

@@ -11,7 +11,7 @@ from django.template import Library
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from dashboard.runs.form_words import in_form_words
+from dashboard.runs.form.form_words import in_form_words
 from parallel_core.analysis import quantities
 
 register = Library()

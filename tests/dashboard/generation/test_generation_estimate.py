@@ -10,14 +10,14 @@ import pytest
 from django.test import Client
 
 from dashboard.fleet.models import Worker
-from dashboard.runs.generating import ONE, Split
+from dashboard.runs.generation.generating import ONE, Split
 from dashboard.runs.models import Run
-from dashboard.studies import generation_estimate
-from dashboard.studies.estimate import EFFICIENCY, METERED_STEPS, START_S, step_seconds
-from dashboard.studies.generation import plan
-from dashboard.studies.generation_estimate import Evidence, Known, Times, evidence
+from dashboard.studies.generating import generation_estimate
+from dashboard.studies.generating.generation import plan
+from dashboard.studies.generating.generation_estimate import Evidence, Known, Times, evidence
 from dashboard.studies.models import Study
-from dashboard.studies.variants import Variant
+from dashboard.studies.new.estimate import EFFICIENCY, METERED_STEPS, START_S, step_seconds
+from dashboard.studies.new.variants import Variant
 from parallel_core.analysis.quantities import seconds_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory

@@ -12,10 +12,11 @@ from django.test import Client
 from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
-from dashboard.runs import asking, services, turns
-from dashboard.runs.generating import ONE, Split
+from dashboard.runs import services
+from dashboard.runs.generation.generating import ONE, Split
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.studies import generation_form
+from dashboard.runs.waiting import asking, turns
+from dashboard.studies.generating import generation_form
 from dashboard.studies.models import Study
 from parallel_core.plan.room import FRAMEWORK
 from tests.dashboard import factory

@@ -9,9 +9,10 @@ import pytest
 from django.test import Client
 
 from dashboard.runs import removal, services
-from dashboard.runs.generating import ONE
+from dashboard.runs.generation.generating import ONE
 from dashboard.runs.models import Checkpoint, Run, State
-from dashboard.studies import generation, reruns
+from dashboard.studies import reruns
+from dashboard.studies.generating import generation
 from dashboard.studies.models import Study
 from tests.dashboard.test_study_form import NEW
 from tests.dashboard.text_studies import MIB, NAMES, asked, finish, run_of, verdict

@@ -10,9 +10,9 @@ from django.test import Client
 
 from dashboard.api.models import Scope
 from dashboard.runs import removal
-from dashboard.runs.generating import Split
+from dashboard.runs.generation.generating import Split
 from dashboard.runs.models import Run, State
-from dashboard.studies import generation, generation_views
+from dashboard.studies.generating import generation, generation_views
 from dashboard.studies.models import Study
 from parallel_core.analysis.generated import first_difference
 from parallel_core.analysis.stats import Stats

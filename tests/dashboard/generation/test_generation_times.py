@@ -10,8 +10,10 @@ from django.core.cache import cache
 from django.test import Client
 
 from dashboard.runs.models import State
-from dashboard.studies import answer_cache, generation, reruns
+from dashboard.studies import reruns
+from dashboard.studies.generating import generation
 from dashboard.studies.models import Study
+from dashboard.studies.overview import answer_cache
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
 from tests.dashboard.plain import plain

@@ -1,0 +1,1 @@
+"""The list of runs: searched, filtered, ordered and exported."""

@@ -1,0 +1,1 @@
+"""Runs that generate text from another run's checkpoint."""

@@ -1,0 +1,1 @@
+"""Uploaded texts that runs train on."""

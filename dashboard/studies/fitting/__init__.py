@@ -1,0 +1,1 @@
+"""The fit study: the largest number of layers that fits."""

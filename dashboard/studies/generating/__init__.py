@@ -1,0 +1,1 @@
+"""The study of text generation: one checkpoint's text from several splits."""

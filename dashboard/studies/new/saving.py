@@ -1,0 +1,46 @@
+"""What is said of a study's checkpoints before it is queued: that they may not find room, or would not be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+
+from dashboard.control.hosts import Request
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs.disk import bytes_kept, short_of, unsaved
+from dashboard.runs.waiting.spreading import chosen
+from dashboard.studies.new.variants import Variant
+from parallel_core.analysis.quantities import bytes_beside
+
+
+def warnings(
+    kept: Iterable[Variant], asks: Mapping[str, Request], fleet: FleetSnapshot, repeats: int = 1
+) -> dict[str, dict[str, str]]:
+    """Sentences by the variant's name, by what they warn of: the keys are those of `submission.WARNINGS`."""
+    saving = [one for one in kept if not one.task and bytes_kept(one.spec)]
+    timed = [one for one in saving if one.spec.train.max_minutes]
+    nowhere = _said({one.name: unsaved(one.spec, chosen(asks[one.name], fleet), fleet.every) for one in timed})
+    saving = [one for one in saving if one.name not in nowhere]
+    alone = _said({one.name: short_of(one.spec, fleet.among(asks[one.name].needs)) for one in saving})
+    return {"unsaved": nowhere, "disk": alone or _together(saving * repeats, fleet)}
+
+
+def _said(sentences: Mapping[str, str]) -> dict[str, str]:
+    return {name: why for name, why in sentences.items() if why}
+
+
+def _together(saving: list[Variant], fleet: FleetSnapshot) -> dict[str, str]:
+    """Why those that come late in the study may find no room, although each has it alone: checkpoints outlive their
+    run. Nothing is said while a host has not reported its free space."""
+    frees = [worker.disk_free for worker in fleet.reporting]
+    if not frees or None in frees:
+        return {}
+    left = sum(free for free in frees if free is not None)
+    sizes = list(accumulate(bytes_kept(one.spec) for one in saving))
+    if not sizes or sizes[-1] <= left:
+        return {}
+    taken, room = bytes_beside(sizes[-1], left), bytes_beside(left, sizes[-1])
+    where = f"{fleet.reporting[0].name} has" if len(frees) == 1 else "the hosts have"
+    disks = f"{room} left on {'its disk' if len(frees) == 1 else 'their disks'}"
+    why = f"The checkpoints of all runs take up to {taken} together; {where} {disks}."
+    return {one.name: why for one, size in zip(saving, sizes, strict=True) if size > left}

@@ -1,0 +1,1 @@
+"""A study as a printable report, and the questions that it answers."""
