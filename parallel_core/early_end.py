@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parallel_core.observe import records
+from parallel_core.observe import record_files
 
 KIND = "early"
 """Kind of the record by which a rank says that it ended before its last step, as its time was up."""
@@ -23,5 +23,5 @@ def sentence(record: Mapping[str, Any]) -> str:
 
 def of_rank(folder: Path, rank: int) -> str:
     """The sentence about the end of a rank that ended well; '' if it trained every step."""
-    record = records.last_of(folder, rank, KIND)
+    record = record_files.last_of(folder, rank, KIND)
     return sentence(record) if record else ""

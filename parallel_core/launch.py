@@ -115,7 +115,7 @@ class StartCommand(TypedDict):
     links: NotRequired[bool]
     """Measure messages in place of training: between two hosts (profile.host_link_bench), or for a profile."""
     segment: NotRequired[int]
-    """Bytes after which the records of a rank go on in a new file (observe.records); without it they are in one."""
+    """Bytes after which the records of a rank go on in a new file (observe.record_files); else they are in one."""
     gpus: NotRequired[list[tuple[str, str]]]
     """(name, board) of the host's GPUs (observe.gpus) in the order of their numbers, where they were read before: a
     driver that has lost one counts the others anew. Without it each rank asks the driver."""

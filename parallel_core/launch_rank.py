@@ -33,7 +33,7 @@ from parallel_core.launch import (
 from parallel_core.launch_gpu import take_gpu
 from parallel_core.observe import host, progress
 from parallel_core.observe.cores import core_of
-from parallel_core.observe.records import FileSink, log_path
+from parallel_core.observe.record_files import FileSink, log_path
 from parallel_core.plan.room import FRAMEWORK
 from parallel_core.spec import RunSpec
 

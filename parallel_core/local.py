@@ -28,7 +28,7 @@ from parallel_core.launch import CheckpointOptions, Event, ForkServer, Generatio
 from parallel_core.no_progress import Watch, marked, sentence
 from parallel_core.observe import host
 from parallel_core.observe.event_tail import EventTail
-from parallel_core.observe.records import Frame, decode
+from parallel_core.observe.record_files import Frame, decode
 from parallel_core.observe.spool import Recorded, Spool, segment_bytes
 from parallel_core.outcome import Outcome
 from parallel_core.spec import RunSpec

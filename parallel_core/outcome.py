@@ -16,7 +16,8 @@ from parallel_core.exits import Exit, culprit
 from parallel_core.layout import Layout
 from parallel_core.no_progress import place
 from parallel_core.observe.event_tail import EventTail
-from parallel_core.observe.records import POINT, SPAN, Frame, decode, last_of, read_stream
+from parallel_core.observe.record_files import Frame, decode, last_of, read_stream
+from parallel_core.observe.records import POINT, SPAN
 
 
 class RankRecords:

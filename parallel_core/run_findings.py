@@ -11,7 +11,8 @@ from parallel_core.analysis.diagnosis import RULES, Case, checked, diagnose, unj
 from parallel_core.analysis.diagnosis.case import Step
 from parallel_core.analysis.diagnosis.run_case import SERIES, case_from
 from parallel_core.observe.observed_steps import first_timed
-from parallel_core.observe.records import POINT, SPAN, Frame
+from parallel_core.observe.record_files import Frame
+from parallel_core.observe.records import POINT, SPAN
 from parallel_core.outcome import Outcome, RankRecords, series_in
 from parallel_core.spec import RunSpec
 

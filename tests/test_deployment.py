@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from parallel_core.file_lock import FileLock
-from parallel_core.observe.records import events_path
+from parallel_core.observe.record_files import events_path
 from tests.compose_process import DOCKERFILE, VARIABLE, interpolate
 from workers.settings import Settings
 

@@ -17,7 +17,7 @@ from parallel_core import early_end
 from parallel_core.exits import Exit, culprit
 from parallel_core.launch import EXIT_PEER, EXIT_STOPPED, describe_exit
 from parallel_core.no_progress import place
-from parallel_core.observe import control_group, records
+from parallel_core.observe import control_group, record_files
 from workers.contract import AttemptBody, Cause, Outcome
 
 _LAST_ERROR = "\nLast error:\n"
@@ -75,7 +75,7 @@ def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kill
         early = next((said for rank in ranks if (said := early_end.of_rank(folder, rank))), "")
         return Ending("succeeded", "time_limit" if early else "", early, exits=codes)
     rank, where = guilty.rank, place(folder, guilty.rank)
-    fault = records.last_of(folder, rank, "fault") if guilty.code > 0 else None
+    fault = record_files.last_of(folder, rank, "fault") if guilty.code > 0 else None
     if fault is not None:
         return _of_fault(fault, guilty, where, codes)
     if guilty.code > 0:
@@ -129,7 +129,7 @@ def of_files(folder: Path, ranks: Sequence[int]) -> Ending | None:
 
     None if a rank left no record, unless another one had failed by itself before.
     """
-    left = {rank: frame for rank in ranks if (frame := records.last_of(folder, rank, "exit"))}
+    left = {rank: frame for rank in ranks if (frame := record_files.last_of(folder, rank, "exit"))}
     exits = sorted((Exit(rank, frame["code"], frame["t"]) for rank, frame in left.items()), key=lambda one: one.at)
     guilty = culprit(exits)
     if not exits or (len(exits) < len(ranks) and (guilty is None or guilty.code == EXIT_PEER)):

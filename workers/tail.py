@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from parallel_core.observe import records
+from parallel_core.observe import record_files
 from parallel_core.observe.event_tail import EventTail, Piece
 from workers.contract import MAX_BATCH_BYTES, MAX_LOG_BYTES, Channel
 
@@ -29,7 +29,7 @@ class Tail(Protocol):
 def open_tail(folder: Path, channel: Channel, rank: int) -> Tail:
     if channel == "events":
         return EventTail(folder, rank, MAX_BATCH_BYTES)
-    return LogTail(records.log_path(folder, rank))
+    return LogTail(record_files.log_path(folder, rank))
 
 
 def size_of(path: Path) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 from dashboard.control.store import FileKey
 from dashboard.control.wire import Entry
-from parallel_core.observe.records import decode
+from parallel_core.observe.record_files import decode
 
 
 class Batch(NamedTuple):

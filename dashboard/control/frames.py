@@ -13,7 +13,8 @@ import numpy as np
 from dashboard.json_values import clean
 from parallel_core.analysis.generated import joined
 from parallel_core.analysis.step_waits import StepWaits
-from parallel_core.observe.records import MEMORY, OMITTED, POINT, SPAN, Frame, decode
+from parallel_core.observe.record_files import Frame, decode
+from parallel_core.observe.records import MEMORY, OMITTED, POINT, SPAN
 
 log = logging.getLogger(__name__)
 

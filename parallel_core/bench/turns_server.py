@@ -16,7 +16,7 @@ from parallel_core.launch_rank import RankArgs
 from parallel_core.launch_server import main
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 
 Field = Callable[[str, RankArgs, Groups, Progress], Mapping[str, Contestant]]
 FIELDS: dict[str, tuple[Field, frozenset[str]]] = {

@@ -27,7 +27,7 @@ from parallel_core.file_lock import UNSUPPORTED, FileLock
 from parallel_core.layout import Layout
 from parallel_core.limits import SPOOL_BYTES
 from parallel_core.local import Interrupted, LocalRunner
-from parallel_core.observe.records import Frame
+from parallel_core.observe.record_files import Frame
 from parallel_core.outcome import Outcome, points
 from parallel_core.outline import outline_of
 from parallel_core.run_findings import case_of

@@ -33,7 +33,7 @@ from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine import llama, storage
 from parallel_core.engine.checkpoint_state import Buffers, State
 from parallel_core.engine.collectives import Group, all_reduce
-from parallel_core.observe.records import Sink
+from parallel_core.observe.record_files import Sink
 
 if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer

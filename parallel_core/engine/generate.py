@@ -20,7 +20,7 @@ from parallel_core.engine.reporter import Reporter
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import CONNECTING, Progress
-from parallel_core.observe.records import Sink
+from parallel_core.observe.record_files import Sink
 from parallel_core.spec import RunSpec
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from parallel_core.limits import MAX_PROFILE_BYTES
-from parallel_core.observe.records import Sink
+from parallel_core.observe.record_files import Sink
 
 PIECE = 192 * 1024
 """Bytes per record: the capacity of one batch of the relay."""

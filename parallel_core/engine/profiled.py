@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.pieces import emit
-from parallel_core.observe.records import Sink
+from parallel_core.observe.record_files import Sink
 from parallel_core.observe.scope import Scope, unnamed
 from parallel_core.spec import RunSpec
 

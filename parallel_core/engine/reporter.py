@@ -34,8 +34,9 @@ from parallel_core.engine.stream import Staleness
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.memory import MemoryMeter
+from parallel_core.observe.record_files import Sink
 from parallel_core.observe.recorder import SpanRecorder
-from parallel_core.observe.records import POINT, Sink
+from parallel_core.observe.records import POINT
 from parallel_core.observe.scope import Scope
 from parallel_core.observe.trace_request import TraceRequest, TraceRequests
 from parallel_core.observe.unix_time import UnixTime

@@ -33,7 +33,7 @@ from parallel_core.engine.training_loop import TrainingLoop, finish
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import CONNECTING, Progress
-from parallel_core.observe.records import Sink
+from parallel_core.observe.record_files import Sink
 from parallel_core.observe.trace_request import TraceRequests
 from parallel_core.outline import outline_of
 from parallel_core.schedule.traits import TRAITS

@@ -9,7 +9,7 @@ import torch
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.pieces import emit
-from parallel_core.observe.records import Sink
+from parallel_core.observe.record_files import Sink
 from parallel_core.observe.snapshot import packed
 
 MAX_EVENTS = 500_000

@@ -8,8 +8,8 @@ from parallel_core.analysis.step_waits import StepWaits, reduced
 from parallel_core.analysis.waits import blocked_in
 from parallel_core.engine.clocks import Clock
 from parallel_core.layout import Layout
+from parallel_core.observe.record_files import Sink
 from parallel_core.observe.recorder import SpanRecorder
-from parallel_core.observe.records import Sink
 
 
 class StepMeter:

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from parallel_core.observe.records import OMITTED, decode, events_path, segments, skim
+from parallel_core.observe.record_files import decode, events_path, segments, skim
+from parallel_core.observe.records import OMITTED
 
 log = logging.getLogger(__name__)
 

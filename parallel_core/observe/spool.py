@@ -1,6 +1,6 @@
 """Bounds what the records of all attempts take on this host's disk, also while nobody takes them: the oldest spans go.
 
-A rank begins a new file from time to time (a *segment*: parallel_core.observe.records). Above the limit, the oldest
+A rank begins a new file from time to time (a *segment*: observe.record_files). Above the limit, the oldest
 segments that no rank writes any more are rewritten one by one without their records of spans and of `waits`: `omitted`
 records in their place say which steps of the rank the spans were of, and how many each had; in place of `waits` alone
 they have no rows. All other records stay. Segments that were published go first, and once they have no spans any more
@@ -27,7 +27,8 @@ import numpy as np
 
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint.folder import flush
-from parallel_core.observe.records import OMITTED, Frame, encode, segments_by_rank, skim
+from parallel_core.observe.record_files import Frame, encode, segments_by_rank, skim
+from parallel_core.observe.records import OMITTED
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from parallel_core.engine.distributed import Rendezvous, awaited, connect, joine
 from parallel_core.engine.near_groups import common_torch_group
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import CONNECTING, NO_STEPS, Progress
-from parallel_core.observe.records import Sink
+from parallel_core.observe.record_files import Sink
 from parallel_core.profile import links
 from parallel_core.profile.curves import Link
 from parallel_core.profile.links import SIZES, WAYS, Meeting

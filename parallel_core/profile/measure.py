@@ -18,7 +18,8 @@ from parallel_core.limits import NO_PROGRESS_S
 from parallel_core.local import LocalRunner
 from parallel_core.observe import host
 from parallel_core.observe.cores import cores
-from parallel_core.observe.records import REFERENCE_UNCOUNTED, log_path
+from parallel_core.observe.record_files import log_path
+from parallel_core.observe.records import REFERENCE_UNCOUNTED
 from parallel_core.outline import outline_of
 from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut

@@ -17,7 +17,7 @@ from parallel_core.engine.near_groups import own_group
 from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import NO_STEPS, Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.observe.reference import Reference
 from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut

@@ -17,7 +17,7 @@ from parallel_core.bench.turns import WARMUP, Contestant, balanced, sequence, ta
 from parallel_core.cli import entry
 from parallel_core.engine.distributed import Groups
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core.frames import read_file

@@ -25,7 +25,8 @@ from dashboard.runs.models import Attempt, Run, State
 from dashboard.studies.models import Study
 from parallel_core.analysis.meters import Work
 from parallel_core.layout import Layout
-from parallel_core.observe.records import CATEGORIES, MEMORY, POINT, SPAN, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import CATEGORIES, MEMORY, POINT, SPAN
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import RECVS, SENDS, Kind
 from parallel_core.spec import RunSpec

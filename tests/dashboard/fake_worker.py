@@ -13,7 +13,8 @@ import redis
 
 from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.known_fields import later
-from parallel_core.observe.records import POINT, SPAN, STEP_SUM, WAIT, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import POINT, SPAN, STEP_SUM, WAIT
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from workers.contract import EVENTS, TASKS, Channel, ControlEntry, control_stream, queue_of

@@ -7,7 +7,7 @@ from typing import Any
 from dashboard.fleet.models import Worker
 from dashboard.runs import linking, states
 from dashboard.runs.models import Attempt, Run, State
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
 
 

@@ -16,7 +16,7 @@ from dashboard.numbers import number, numbers
 from dashboard.runs.models import Run
 from dashboard.studies.models import Study
 from dashboard.traces.models import Trace
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
 from tests.dashboard.run_analyst import read_next
 from tests.dashboard.test_traces import annotated, send

@@ -12,7 +12,8 @@ from dashboard.ledger.services import settle
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page.verdict import UNKNOWN_OTHERS, verdict
 from dashboard.studies import reruns
-from parallel_core.observe.records import POINT, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import POINT
 from tests.dashboard import factory
 
 STEPS = {"steps": 100, "warmup_steps": 0}

@@ -23,7 +23,7 @@ from dashboard.runs.models import (
     Run,
     State,
 )
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from tests.dashboard.database_faults import END_CONNECTION, mend, refuse
 from tests.dashboard.fake_worker import Peer, points_frame
 from tests.dashboard.test_dead_letters import REFUSED, Killed, Killer, placed, steps

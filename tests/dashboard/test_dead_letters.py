@@ -17,7 +17,8 @@ from dashboard.control.wire import Entry
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services, states
 from dashboard.runs.models import Attempt, Cursor, DeadLetter
-from parallel_core.observe.records import OMITTED, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import OMITTED
 from tests.dashboard.fake_worker import Peer, points_frame, spec
 
 pytestmark = pytest.mark.django_db

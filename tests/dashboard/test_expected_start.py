@@ -15,7 +15,7 @@ from dashboard.runs.models import Run, State
 from dashboard.runs.page.verdict import verdict
 from dashboard.runs.waiting import expected_start
 from dashboard.studies.models import Study
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import points_frame
 

@@ -15,7 +15,8 @@ from dashboard.runs.page import charts, shares
 from dashboard.runs.page.verdict import verdict
 from dashboard.runs.places import together_of
 from parallel_core.analysis.rows import durations
-from parallel_core.observe.records import SPAN, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory

@@ -23,7 +23,7 @@ from dashboard.runs.generation.generated_text import measured
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page.fix import fix
 from dashboard.runs.waiting import asking, queue, turns
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
 from tests.dashboard.plain import error_at, plain, unmarked
 from tests.dashboard.test_api import bearer

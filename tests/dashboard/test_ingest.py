@@ -13,7 +13,8 @@ from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, states
 from dashboard.runs.models import Attempt, Cursor, LogChunk, RankInfo, Run, SeriesChunk, SpanChunk, State
-from parallel_core.observe.records import MEMORY, POINT, SPAN, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import MEMORY, POINT, SPAN
 from tests.dashboard.fake_worker import Peer, points_frame, spans_frame
 from tests.dashboard.ingested import on_both_devices, steps
 from workers.contract import EVENTS

@@ -12,7 +12,7 @@ from dashboard.control import step_shares, sweeps
 from dashboard.control.controller import Controller
 from dashboard.runs import selectors
 from dashboard.runs.models import Attempt, OpenWaits, Run, SpanChunk
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from tests.dashboard.fake_worker import Peer, points_frame, spans_frame, waits_frame
 from tests.dashboard.ingested import on_both_devices, steps
 

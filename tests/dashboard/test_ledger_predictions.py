@@ -29,7 +29,8 @@ from dashboard.studies.new.axes import Axes
 from dashboard.studies.services import create_matrix
 from parallel_core.analysis.quantities import range_text
 from parallel_core.known_fields import EARLIEST, without_unknown
-from parallel_core.observe.records import POINT, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import POINT
 from parallel_core.simulate.likely import elsewhere_text
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec

@@ -17,7 +17,8 @@ from dashboard.runs.page import charts
 from dashboard.studies.overview import gantts
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import unjudged
-from parallel_core.observe.records import OMITTED, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import OMITTED
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import spans_frame
 from tests.dashboard.query_plans import plans

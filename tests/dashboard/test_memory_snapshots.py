@@ -12,7 +12,7 @@ from django.test import Client
 from dashboard.control import sweeps
 from dashboard.runs.models import Run, State
 from dashboard.runs.tracing import next_trace, profiles
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from parallel_core.observe.snapshot import packed
 from tests.dashboard import factory
 from tests.parallel_core.cuda_snapshot import snapshot

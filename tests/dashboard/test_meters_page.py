@@ -23,7 +23,7 @@ from dashboard.studies.selectors import overview
 from dashboard.studies.table import METERS
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import rate_text, seconds_text, significant
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import points_frame, spans_frame, waits_frame

@@ -14,7 +14,8 @@ from dashboard.runs.models import Attempt, Run, SeriesChunk
 from dashboard.runs.page import metric_charts, tiles
 from dashboard.runs.page.metric_rows import METRICS, NOT_DRAWN
 from parallel_core.analysis.quantities import count_text
-from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES, SHARE_SERIES, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES, SHARE_SERIES
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import points_frame
 

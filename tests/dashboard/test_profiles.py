@@ -16,7 +16,7 @@ from dashboard.runs.models import Run
 from dashboard.runs.tracing import profiles
 from dashboard.traces import services
 from dashboard.traces.models import Trace, TraceState
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
 from tests.dashboard.run_analyst import read_next
 

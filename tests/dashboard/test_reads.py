@@ -10,7 +10,7 @@ import pytest
 from dashboard.control.dispatch import start_message
 from dashboard.runs.models import Attempt, State
 from dashboard.runs.reads import read_sentence
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
 from workers.attempt import Attempt as Started
 from workers.folder import Folder, Meta

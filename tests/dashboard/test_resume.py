@@ -21,7 +21,7 @@ from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.page.fix import fix
 from dashboard.runs.waiting import asking, queue, turns
 from parallel_core.analysis.meters import Work
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import error_at

@@ -21,7 +21,8 @@ from dashboard.runs.tracing import traces
 from dashboard.runs.tracing.traces import Trace
 from parallel_core.analysis.diagnosis import RULES
 from parallel_core.analysis.quantities import seconds_text
-from parallel_core.observe.records import SPAN, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from tests.dashboard import factory
 from tests.dashboard.plain import plain

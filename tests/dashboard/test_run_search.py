@@ -20,7 +20,8 @@ from dashboard.runs.browse.listing import date_text, moment
 from dashboard.runs.browse.run_list import Filters, list_runs
 from dashboard.runs.form import spec_fields
 from dashboard.runs.models import Run, State
-from parallel_core.observe.records import POINT, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import POINT
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.streamed_body import received

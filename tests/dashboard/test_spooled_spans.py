@@ -15,7 +15,8 @@ import pytest
 from dashboard.control.controller import Controller
 from dashboard.runs import selectors
 from dashboard.runs.models import Attempt, Cursor, SpanChunk
-from parallel_core.observe.records import POINT, SPAN, STEP_SUM, FileSink, events_path, segments
+from parallel_core.observe.record_files import FileSink, events_path, segments
+from parallel_core.observe.records import POINT, SPAN, STEP_SUM
 from parallel_core.observe.spool import Spool, drop_spans
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer

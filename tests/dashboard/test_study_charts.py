@@ -16,7 +16,8 @@ from dashboard.studies.models import Study
 from dashboard.studies.overview import answers, entries, figures, held_out, losses
 from dashboard.studies.overview.entries import Setting
 from dashboard.studies.selectors import overview
-from parallel_core.observe.records import POINT, encode
+from parallel_core.observe.record_files import encode
+from parallel_core.observe.records import POINT
 from parallel_core.plan.capacity import largest_layers
 from parallel_core.plan.room import FRAMEWORK, Room
 from parallel_core.schedule.traits import TRAITS

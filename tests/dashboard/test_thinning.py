@@ -26,7 +26,7 @@ from dashboard.runs.tracing import thinning
 from dashboard.settings import whole
 from dashboard.studies.models import Study
 from parallel_core.analysis.diagnosis.run_case import STEPS
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer, points_frame, spans_frame, waits_frame

@@ -10,7 +10,7 @@ from django.test import Client
 from dashboard.runs.models import Run, State
 from dashboard.studies.models import Study
 from parallel_core.layout import Layout
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.test_study_form import NEW

@@ -13,7 +13,7 @@ from parallel_core.launch_rank import RankArgs, engine
 from parallel_core.launch_server import main
 from parallel_core.local import LocalRunner
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.outcome import Outcome
 from parallel_core.schedule.ir import Op
 from parallel_core.spec import RunSpec

@@ -25,7 +25,8 @@ from parallel_core.launch import GenerationRequest, StartCommand
 from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import POINT, FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
+from parallel_core.observe.records import POINT
 from parallel_core.profile import fully_shard, ranks
 from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import RunSpec

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from parallel_core.exits import Exit
-from parallel_core.observe.records import Frame, encode, events_path, read_frames
+from parallel_core.observe.record_files import Frame, encode, events_path, read_frames
 from parallel_core.outcome import Outcome
 
 

@@ -15,7 +15,7 @@ from parallel_core.engine.generator import Generator
 from parallel_core.engine.trainer import Trainer
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 

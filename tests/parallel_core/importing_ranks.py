@@ -8,7 +8,7 @@ from parallel_core import processes
 from parallel_core.launch_rank import RankArgs, engine
 from parallel_core.launch_server import serve
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 
 train = engine()
 

@@ -21,7 +21,7 @@ from parallel_core.launch_rank import RankArgs
 from parallel_core.launch_server import serve
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress, read
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 
 FORK_ONCE = "--fork-once"
 

@@ -16,7 +16,7 @@ from parallel_core.launch import (
     StartCommand,
 )
 from parallel_core.observe import progress
-from parallel_core.observe.records import last_of
+from parallel_core.observe.record_files import last_of
 from parallel_core.spec import RunSpec
 
 LIMIT_S = 60.0

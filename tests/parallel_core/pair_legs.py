@@ -19,7 +19,7 @@ from parallel_core.data import token_file
 from parallel_core.engine import llama
 from parallel_core.launch import GenerationRequest
 from parallel_core.models.registry import parameter_shapes
-from parallel_core.observe.records import Frame, events_path
+from parallel_core.observe.record_files import Frame, events_path
 from parallel_core.spec import ModelSpec, RunSpec, TraceSpec
 from tests.parallel_core import ranks
 from tests.parallel_core.frames import read_file

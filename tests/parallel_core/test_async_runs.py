@@ -19,7 +19,8 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import POINT, SPAN, FileSink, Frame, events_path
+from parallel_core.observe.record_files import FileSink, Frame, events_path
+from parallel_core.observe.records import POINT, SPAN
 from parallel_core.plan.memory import predict
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec

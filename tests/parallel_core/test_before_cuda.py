@@ -22,8 +22,8 @@ from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.run import lstm_must_reread_weights
 from parallel_core.local import LocalRunner
+from parallel_core.observe.record_files import FileSink
 from parallel_core.observe.recorder import SpanRecorder
-from parallel_core.observe.records import FileSink
 from parallel_core.observe.scope import Scope
 from parallel_core.plan.room import device_bytes
 from parallel_core.profile.measure import ProfileFailed, measure

@@ -33,7 +33,7 @@ from parallel_core.engine.distributed import Groups, Rendezvous
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks, stored
 from tests.parallel_core.corrupt import change_byte

@@ -23,7 +23,7 @@ from parallel_core.engine.run import run_rank
 from parallel_core.engine.shares import Share
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 from tests.parallel_core.frames import read_file

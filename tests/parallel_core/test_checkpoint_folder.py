@@ -20,7 +20,7 @@ from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.verify import verified
 from parallel_core.engine.checkpoint import Saver
 from parallel_core.local import LocalRunner
-from parallel_core.observe.records import FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core.failing_ranks import failed
 from tests.parallel_core.frames import read_file

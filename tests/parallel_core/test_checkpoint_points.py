@@ -10,7 +10,7 @@ from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.outcome import points
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks

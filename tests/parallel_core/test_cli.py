@@ -24,7 +24,7 @@ from parallel_core.launch import EXIT_STOPPED
 from parallel_core.local import Interrupted, LocalRunner
 from parallel_core.observe import progress
 from parallel_core.observe.cores import core_of
-from parallel_core.observe.records import Frame, events_path, last_of, log_path
+from parallel_core.observe.record_files import Frame, events_path, last_of, log_path
 from parallel_core.outcome import points
 from parallel_core.schedule.table import from_json
 from parallel_core.spec import RunSpec

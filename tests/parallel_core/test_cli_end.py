@@ -24,7 +24,8 @@ from parallel_core.cli import main, stop, train
 from parallel_core.cli.common import checkpoint_of
 from parallel_core.cli.output import say
 from parallel_core.observe import progress
-from parallel_core.observe.records import POINT, Frame, log_path
+from parallel_core.observe.record_files import Frame, log_path
+from parallel_core.observe.records import POINT
 
 LIMIT_S = 120.0
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

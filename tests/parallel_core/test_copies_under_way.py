@@ -15,7 +15,7 @@ from parallel_core.engine.host_copies import Download, Downloads, PlainDownloads
 from parallel_core.engine.host_staging import Work
 from parallel_core.engine.run import run_rank
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.spec import RunSpec
 from tests.parallel_core.ranks import run
 

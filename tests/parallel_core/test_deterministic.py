@@ -11,7 +11,7 @@ import torch
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 from tests.parallel_core.frames import read_file

@@ -23,7 +23,7 @@ from parallel_core.exits import Exit
 from parallel_core.launch import EXIT_FAULT
 from parallel_core.limits import NOT_FINITE_STEPS
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, Frame, events_path
+from parallel_core.observe.record_files import FileSink, Frame, events_path
 from parallel_core.outcome import points
 from parallel_core.spec import RunSpec, TrainSpec
 from tests.parallel_core import ranks, test_async_runs, test_checkpoint

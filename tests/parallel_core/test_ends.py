@@ -18,7 +18,7 @@ import pytest
 from parallel_core import processes
 from parallel_core.launch import EXIT_MEMORY, Event, ForkServer
 from parallel_core.observe import progress
-from parallel_core.observe.records import last_of
+from parallel_core.observe.record_files import last_of
 from parallel_core.spec import RunSpec
 
 pytestmark = pytest.mark.skipif(not processes.LINUX, reason="reads /proc")

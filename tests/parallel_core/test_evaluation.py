@@ -27,7 +27,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.learning_rate import rate_at
 from parallel_core.no_progress import place
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.outcome import points
 from parallel_core.schedule import plain
 from parallel_core.schedule.custom import EXAMPLE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parallel_core.observe.records import events_path
+from parallel_core.observe.record_files import events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core.fake_device_ranks import (
     generated,

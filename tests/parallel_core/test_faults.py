@@ -20,7 +20,8 @@ from parallel_core.engine.injected import Injected, SlowLink
 from parallel_core.engine.run import run_rank
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import SPAN, FileSink, Frame
+from parallel_core.observe.record_files import FileSink, Frame
+from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind, Op
 from parallel_core.spec import RunSpec, field_errors
 from tests.parallel_core import ranks

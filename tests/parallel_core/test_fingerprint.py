@@ -28,7 +28,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.outline.splits import TensorSplit
 from parallel_core.schedule.traits import flushes
 from parallel_core.spec import RunSpec

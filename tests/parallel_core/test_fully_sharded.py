@@ -20,8 +20,9 @@ from parallel_core.engine.fully_sharded import _Gather
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.observe.recorder import LANE_COLLECTIVE, SpanRecorder
-from parallel_core.observe.records import SPAN, FileSink, events_path
+from parallel_core.observe.records import SPAN
 from parallel_core.observe.scope import Scope
 from parallel_core.plan import fully_sharded
 from parallel_core.plan.memory import by_stage

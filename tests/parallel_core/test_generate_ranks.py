@@ -25,7 +25,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path, last_of
+from parallel_core.observe.record_files import FileSink, events_path, last_of
 from parallel_core.plan.generation import by_place
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks

@@ -23,8 +23,8 @@ from parallel_core.local import LocalRunner
 from parallel_core.models.attention import Core
 from parallel_core.observe import host
 from parallel_core.observe.progress import Progress
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.observe.recorder import SpanRecorder
-from parallel_core.observe.records import FileSink, events_path
 from parallel_core.observe.scope import Scope
 from parallel_core.observe.snapshot import unpacked
 from parallel_core.observe.trace_request import TraceRequest, ask

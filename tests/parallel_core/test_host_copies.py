@@ -22,7 +22,7 @@ from parallel_core.engine.step_times import StepTimes
 from parallel_core.engine.stop import Reason
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from tests.parallel_core.test_checkpoint import spec_of
 
 PIECE = 24

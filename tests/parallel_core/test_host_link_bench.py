@@ -10,7 +10,7 @@ import pytest
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.observe import progress
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.profile import host_link_bench
 from parallel_core.profile.curves import Link, LinksBetween
 from parallel_core.profile.links import COLLECTIVES

@@ -27,7 +27,8 @@ from parallel_core.launch import Event, ForkServer, StartCommand
 from parallel_core.layout import Layout
 from parallel_core.local import LocalRunner
 from parallel_core.observe.host import interface_of, listen_at
-from parallel_core.observe.records import SPAN, Frame, events_path
+from parallel_core.observe.record_files import Frame, events_path
+from parallel_core.observe.records import SPAN
 from parallel_core.outcome import points, waits
 from parallel_core.plan.units import unit_costs
 from parallel_core.schedule.ir import Kind

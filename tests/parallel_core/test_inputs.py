@@ -22,7 +22,7 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.inputs import require_expected
 from parallel_core.engine.run import run_rank
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, last_of
+from parallel_core.observe.record_files import FileSink, last_of
 from parallel_core.spec import RunSpec, TrainSpec
 from tests.parallel_core import ranks
 

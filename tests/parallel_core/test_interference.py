@@ -20,7 +20,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.engine.training_loop import begin_timed
 from parallel_core.observe import gpu_processes
 from parallel_core.observe.host import CpuOthers
-from parallel_core.observe.records import FileSink, read_stream
+from parallel_core.observe.record_files import FileSink, read_stream
 from parallel_core.spec import RunSpec
 from tests.workers.test_shared_gpus import driver
 

@@ -14,7 +14,7 @@ from parallel_core.launch import (
     EXIT_MEMORY,
 )
 from parallel_core.observe.cores import core_of
-from parallel_core.observe.records import events_path, log_path
+from parallel_core.observe.record_files import events_path, log_path
 from tests.parallel_core.frames import read_file
 from tests.parallel_core.launch_yard import Yard, eventually, order, told, where_waiting
 

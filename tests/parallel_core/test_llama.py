@@ -29,7 +29,7 @@ from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.llama import CONFIG, TYPES, export_weights, import_weights
 from parallel_core.engine.trainer import Trainer
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 from tests.spies import noting

@@ -22,7 +22,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.generation_request import inference
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, last_of
+from parallel_core.observe.record_files import FileSink, last_of
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 from tests.parallel_core.generated_texts import REQUEST, generated

@@ -9,7 +9,8 @@ import numpy as np
 from parallel_core.cli import entry
 from parallel_core.limits import SPOOL_BYTES
 from parallel_core.local import LocalRunner, Tail
-from parallel_core.observe.records import OMITTED, SPAN, FileSink, Frame, read_stream, segments
+from parallel_core.observe.record_files import FileSink, Frame, read_stream, segments
+from parallel_core.observe.records import OMITTED, SPAN
 from parallel_core.observe.spool import Recorded, Spool
 from parallel_core.spec import RunSpec
 from workers.settings import Settings

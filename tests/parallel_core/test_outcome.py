@@ -11,7 +11,7 @@ import pytest
 
 from parallel_core.exits import Exit
 from parallel_core.launch import EXIT_FAULT, EXIT_PEER, EXIT_STOPPED
-from parallel_core.observe.records import LAST_WINDOW, Frame
+from parallel_core.observe.record_files import LAST_WINDOW, Frame
 from parallel_core.outcome import Outcome
 from tests.parallel_core.frames import outcome_of
 

@@ -19,7 +19,7 @@ from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.run import run_rank
 from parallel_core.no_progress import place
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 

@@ -22,7 +22,7 @@ from parallel_core.engine.precision import LossScale
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.spec import RunSpec, TrainSpec
 from tests.parallel_core import ranks
 from tests.parallel_core.frames import read_file

@@ -16,7 +16,7 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.launch import StartCommand
 from parallel_core.launch_rank import RankArgs
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.profile import measure as measuring
 from parallel_core.profile import oversubscription
 from parallel_core.profile.measure import ProfileFailed, measure

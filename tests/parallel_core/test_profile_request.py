@@ -11,7 +11,7 @@ import pytest
 
 from parallel_core.launch_rank import RankArgs
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.profile import measure, ranks
 from parallel_core.profile.request import ProfileRequest, measured_with, other_kernels
 from parallel_core.simulate.cost_requirements import CannotPredict

@@ -21,7 +21,8 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.step_times import StepTimes
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import SPAN, FileSink, Frame, events_path
+from parallel_core.observe.record_files import FileSink, Frame, events_path
+from parallel_core.observe.records import SPAN
 from parallel_core.outcome import waits
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors

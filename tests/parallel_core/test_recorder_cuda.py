@@ -13,8 +13,8 @@ from parallel_core.engine.clocks import Clock
 from parallel_core.engine.step_meter import StepMeter
 from parallel_core.layout import Layout
 from parallel_core.observe.cuda_recorder import CudaSpanRecorder
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.observe.recorder import LANE_COMPUTE
-from parallel_core.observe.records import FileSink, events_path
 from parallel_core.outcome import waits
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec

@@ -12,8 +12,9 @@ from parallel_core.analysis.diagnosis import Case, run_case
 from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.cli.train import _ending
 from parallel_core.exits import Exit
-from parallel_core.observe import records
-from parallel_core.observe.records import POINT, SPAN, STEP_SUM, WAIT, FileSink, Frame, segments
+from parallel_core.observe import record_files
+from parallel_core.observe.record_files import FileSink, Frame, segments
+from parallel_core.observe.records import POINT, SPAN, STEP_SUM, WAIT
 from parallel_core.outcome import Outcome
 from parallel_core.run_findings import case_of, sentences
 from parallel_core.spec import RunSpec
@@ -115,7 +116,7 @@ def test_the_end_of_a_long_run_holds_few_of_its_records_at_once(
         assert len(segments(tmp_path, rank)) > 3
     outcome = Outcome(tmp_path, 0.0, 2)
     outcome.exits += [Exit(rank, 0, 0.0) for rank in (0, 1)]
-    monkeypatch.setattr(records, "Frame", Counted)
+    monkeypatch.setattr(record_files, "Frame", Counted)
     said, case = _ending(outcome, spec), case_of(spec, outcome)
     assert f"mean of {steps} timed steps: 0 % bubble, 20 % communication" in said, said
     assert case.loss.tolist() == [step / 10 for step in range(steps)] and case.loss_steps.tolist() == [*range(steps)]

@@ -21,7 +21,8 @@ from parallel_core.engine.reference_probe import ProbeReading
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.step_times import StepTimes
 from parallel_core.engine.stream import Staleness
-from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES, FileSink, read_stream
+from parallel_core.observe.record_files import FileSink, read_stream
+from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES
 from parallel_core.plan.chips import Peak
 from parallel_core.spec import RunSpec
 

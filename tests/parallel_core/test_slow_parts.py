@@ -25,7 +25,7 @@ from parallel_core.engine.shares import Box, Share
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe import progress
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 from tests.spies import noting

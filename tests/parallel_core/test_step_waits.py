@@ -20,8 +20,9 @@ from parallel_core.analysis.waits import blocked_in
 from parallel_core.engine.clocks import Clock
 from parallel_core.engine.step_meter import StepMeter
 from parallel_core.layout import Layout
+from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.observe.recorder import LANE_P2P, SpanRecorder
-from parallel_core.observe.records import SPAN, STEP_SUM, WAIT, FileSink, events_path
+from parallel_core.observe.records import SPAN, STEP_SUM, WAIT
 from parallel_core.outcome import waits
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import FLIGHT, Kind

@@ -10,7 +10,8 @@ import pytest
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import SPAN, FileSink, events_path
+from parallel_core.observe.record_files import FileSink, events_path
+from parallel_core.observe.records import SPAN
 from parallel_core.observe.trace_request import HOWS, NAME, How, TraceRequest, TraceRequests, ask
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec

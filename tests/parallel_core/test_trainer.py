@@ -20,8 +20,9 @@ from parallel_core.layout import Layout
 from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.observed_steps import first_traced, is_traced, metered_step
+from parallel_core.observe.record_files import FileSink, Frame, events_path
 from parallel_core.observe.recorder import SpanRecorder
-from parallel_core.observe.records import MEMORY, POINT, SPAN, FileSink, Frame, events_path
+from parallel_core.observe.records import MEMORY, POINT, SPAN
 from parallel_core.observe.trace_request import TraceRequest, ask
 from parallel_core.outcome import waits
 from parallel_core.schedule import build

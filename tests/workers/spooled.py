@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from parallel_core.observe.records import POINT, SPAN, FileSink, Frame, decode, segments
+from parallel_core.observe.record_files import FileSink, Frame, decode, segments
+from parallel_core.observe.records import POINT, SPAN
 
 SEGMENT = 16 << 10
 SPANS = 40

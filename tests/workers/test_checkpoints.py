@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from parallel_core.checkpoint import folder as folders
-from parallel_core.observe import records
+from parallel_core.observe import record_files
 from tests.parallel_core.corrupt import change_byte
 from tests.workers.harness import ENDLESS, Bench, none_alive, tiny
 
@@ -33,7 +33,7 @@ def losses(bench: Bench, attempt: int) -> dict[int, float]:
     """Step -> loss, from the points of rank 0 that have arrived."""
     from parallel_core.outcome import points
 
-    rows = points(list(records.decode(bench.received(attempt, "events", 0))), "loss")
+    rows = points(list(record_files.decode(bench.received(attempt, "events", 0))), "loss")
     return dict(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True))
 
 

@@ -13,7 +13,7 @@ import pytest
 from parallel_core.exits import Exit, culprit
 from parallel_core.launch import EXIT_FAULT, EXIT_FULL, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.spec import RunSpec
 from workers import ending
 from workers.attempt import Attempt

@@ -10,7 +10,7 @@ from typing import Any
 
 from parallel_core.analysis.generated import Generated, together
 from parallel_core.generation_request import inference
-from parallel_core.observe import records
+from parallel_core.observe import record_files
 from parallel_core.spec import RunSpec
 from tests.workers.harness import Bench
 
@@ -27,7 +27,7 @@ def trained() -> dict[str, Any]:
 
 
 def told(bench: Bench, attempt: int, rank: int) -> Generated | None:
-    frames = records.decode(bench.received(attempt, "events", rank))
+    frames = record_files.decode(bench.received(attempt, "events", rank))
     return together(frame.header for frame in frames if frame.kind == "generated")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from workers import relay as relay_module
 from workers.contract import EVENTS, AttemptBody
 from workers.folder import Folder

@@ -17,7 +17,7 @@ from parallel_core.local import LocalRunner
 from parallel_core.observe import gpus as observed
 from parallel_core.observe import host
 from parallel_core.observe.gpus import AmbiguousGpus, gpus
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.record_files import FileSink
 from parallel_core.spec import RunSpec
 from workers import __main__ as worker_main
 from workers import devices, ending

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallel_core.observe import records
+from parallel_core.observe import record_files
 from parallel_core.observe import spool as spool_module
-from parallel_core.observe.records import OMITTED, POINT, FileSink, last_of, segments
+from parallel_core.observe.record_files import FileSink, last_of, segments
+from parallel_core.observe.records import OMITTED, POINT
 from parallel_core.observe.spool import Recorded, Spool, drop_spans
-from tests.parallel_core.test_records import disk_of
+from tests.parallel_core.test_record_files import disk_of
 from tests.spies import noting
 from tests.workers.spooled import SEGMENT, SPANS, frames, others, record
 
@@ -212,7 +213,7 @@ def test_a_look_lists_each_folder_once(tmp_path: Path, monkeypatch: pytest.Monke
     for rank in range(4):
         record(tmp_path, rank, steps=30)
     listed: list[Path] = []
-    monkeypatch.setattr(records.os, "scandir", noting(os.scandir, listed, lambda folder: folder))
+    monkeypatch.setattr(record_files.os, "scandir", noting(os.scandir, listed, lambda folder: folder))
     monkeypatch.setattr(Path, "glob", None)
     Spool(1 << 40).bound([waiting(tmp_path, *range(4))])
     assert listed == [tmp_path]

@@ -10,7 +10,7 @@ import pytest
 
 from dashboard.control.frames import Decoded, decode_batch
 from dashboard.yard import broker
-from parallel_core.observe.records import last_of, segments
+from parallel_core.observe.record_files import last_of, segments
 from parallel_core.observe.spool import segment_bytes
 from tests.workers.harness import PATIENCE_S, Bench, tiny
 

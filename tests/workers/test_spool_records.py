@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallel_core.observe import records
+from parallel_core.observe import record_files
 from parallel_core.observe import spool as spool_module
-from parallel_core.observe.records import OMITTED, POINT, SPAN, FileSink, decode, events_path
+from parallel_core.observe.record_files import FileSink, decode, events_path
+from parallel_core.observe.records import OMITTED, POINT, SPAN
 from parallel_core.observe.spool import without_spans
 from tests.workers.spooled import record
 
@@ -24,7 +25,7 @@ def stripped(data: bytes) -> tuple[bytes, int]:
 @pytest.mark.parametrize("spoilt", [{"step": None}, {"step": 1 << 40}, {"total": 2.5}, {"total": -1}])
 def test_spans_that_no_row_can_stand_for_stay(spoilt: dict[str, object]) -> None:
     header = {"kind": "spans", "rank": 0, "t": 0.0, "step": 1, "count": 1, "total": 1}
-    whole, bad = (records.encode({**header, **more}, bytes(50)) for more in ({}, spoilt))
+    whole, bad = (record_files.encode({**header, **more}, bytes(50)) for more in ({}, spoilt))
     shorter, steps = stripped(whole + bad + whole)
     assert steps == 2
     assert [frame.kind for frame in decode(shorter)] == ["omitted", "spans", "omitted"]

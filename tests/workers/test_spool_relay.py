@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from parallel_core.observe import spool as spool_module
-from parallel_core.observe.records import decode, segments
+from parallel_core.observe.record_files import decode, segments
 from parallel_core.observe.spool import Recorded, Spool, segment_bytes
 from tests.workers.spooled import record
 from tests.workers.test_full_disk import DEVICES, message

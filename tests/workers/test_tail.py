@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parallel_core.observe import event_tail as tail_module
-from parallel_core.observe import records
+from parallel_core.observe import record_files, records
 from parallel_core.observe.event_tail import EventTail
 from parallel_core.observe.spool import drop_spans
 from workers.tail import LogTail, Tail
@@ -25,8 +25,8 @@ def read_all(tail: Tail, final: bool = True) -> list[bytes]:
 
 
 def events(tmp_path: Path, sizes: list[int], torn: bytes = b"") -> tuple[EventTail, bytes]:
-    data = b"".join(records.encode({"kind": "phase", "rank": 0, "t": 0.0}, bytes(size)) for size in sizes)
-    records.events_path(tmp_path, 0).write_bytes(data + torn)
+    data = b"".join(record_files.encode({"kind": "phase", "rank": 0, "t": 0.0}, bytes(size)) for size in sizes)
+    record_files.events_path(tmp_path, 0).write_bytes(data + torn)
     return EventTail(tmp_path, 0, limit=1000), data
 
 
@@ -40,18 +40,18 @@ def test_batches_are_whole_frames_within_the_limit(tmp_path: Path) -> None:
     pieces = read_all(tail)
     assert b"".join(pieces) == data
     assert len(pieces) == 5
-    assert all(len(piece) <= 1000 and len(list(records.decode(piece))) == 2 for piece in pieces)
+    assert all(len(piece) <= 1000 and len(list(record_files.decode(piece))) == 2 for piece in pieces)
 
 
 def test_a_frame_over_the_limit_goes_whole(tmp_path: Path) -> None:
     tail, data = events(tmp_path, [10, 5000, 10])
     pieces = read_all(tail)
     assert b"".join(pieces) == data
-    assert [len(list(records.decode(piece))) for piece in pieces] == [1, 1, 1]
+    assert [len(list(record_files.decode(piece))) for piece in pieces] == [1, 1, 1]
 
 
 def test_a_torn_frame_is_never_read(tmp_path: Path) -> None:
-    tail, data = events(tmp_path, [10, 10], torn=records.encode({"kind": "x"}, bytes(50))[:-1])
+    tail, data = events(tmp_path, [10, 10], torn=record_files.encode({"kind": "x"}, bytes(50))[:-1])
     assert b"".join(read_all(tail)) == data
 
 
@@ -63,19 +63,19 @@ def test_what_is_no_frame_ends_the_stream(tmp_path: Path) -> None:
 def traced(folder: Path, steps: int, segment: int = 1000) -> int:
     """Writes a frame of spans for each step, and one of another kind for three, in segments; returns the length of the
     stream."""
-    sink = records.FileSink(folder, 0, segment)
+    sink = record_files.FileSink(folder, 0, segment)
     for step in range(steps):
         sink.emit("spans", bytes(300), step=step, count=5, total=7)
         if step % 3 == 2:
             sink.emit("phase", phase="timed", step=step)
     sink.close()
-    base, last = records.segments(folder, 0)[-1]
+    base, last = record_files.segments(folder, 0)[-1]
     return base + last.stat().st_size
 
 
 def test_the_segments_of_a_rank_are_one_stream(tmp_path: Path) -> None:
     length = traced(tmp_path, 20)
-    found = records.segments(tmp_path, 0)
+    found = record_files.segments(tmp_path, 0)
     assert len(found) > 2
     tail = EventTail(tmp_path, 0, limit=500)
     whole = b"".join(path.read_bytes() for _, path in found)
@@ -89,7 +89,7 @@ def test_a_segment_without_its_spans_is_read_at_the_same_offsets(tmp_path: Path)
     boundaries = [0]
     while (piece := tail.read(boundaries[-1], final=True)).data:
         boundaries.append(piece.end)
-    (_, first), (base, second), *_ = records.segments(tmp_path, 0)
+    (_, first), (base, second), *_ = record_files.segments(tmp_path, 0)
     begun = tail.read(base, final=True)
     assert drop_spans(first, 0) > 0 and drop_spans(second, base) > 0
     after = tail.read(begun.end, final=True)
@@ -97,7 +97,7 @@ def test_a_segment_without_its_spans_is_read_at_the_same_offsets(tmp_path: Path)
     for start in boundaries:
         at, kinds = start, []
         while (piece := tail.read(at, final=True)).data:
-            frames = list(records.decode(piece.data, at))
+            frames = list(record_files.decode(piece.data, at))
             assert frames[-1].end == piece.end
             kinds += [frame.kind for frame in frames]
             at = piece.end
@@ -110,7 +110,7 @@ def test_what_waits_is_read_again_without_a_search(tmp_path: Path) -> None:
     which would take a rank's time.
     """
     traced(tmp_path, 30, segment=8000)
-    path, tail = records.events_path(tmp_path, 0), EventTail(tmp_path, 0, limit=200)
+    path, tail = record_files.events_path(tmp_path, 0), EventTail(tmp_path, 0, limit=200)
     assert drop_spans(path, 0) > 0
     first = tail.read(0, final=True)
     waits = tail.read(first.end, final=True)
@@ -123,35 +123,35 @@ def test_what_waits_is_read_again_without_a_search(tmp_path: Path) -> None:
 
 def test_a_search_reads_headers_alone(tmp_path: Path) -> None:
     """Files of attempts that an older version began have any size."""
-    sink = records.FileSink(tmp_path, 0)
+    sink = record_files.FileSink(tmp_path, 0)
     for step in range(8):
         sink.emit("spans", bytes(4 << 20), step=step, count=5, total=7)
-    start = records.events_path(tmp_path, 0).stat().st_size
+    start = record_files.events_path(tmp_path, 0).stat().st_size
     sink.emit("phase", phase="done", step=8)
     tracemalloc.start()
     piece = EventTail(tmp_path, 0).read(start, final=True)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [frame.kind for frame in records.decode(piece.data)] == ["phase"]
+    assert [frame.kind for frame in record_files.decode(piece.data)] == ["phase"]
     assert peak < 1 << 20
 
 
 def test_a_record_that_readers_cannot_pass_ends_the_stream(tmp_path: Path) -> None:
-    tail, data = events(tmp_path, [10], torn=records.encode({"kind": "omitted", "end": None}) * 10)
+    tail, data = events(tmp_path, [10], torn=record_files.encode({"kind": "omitted", "end": None}) * 10)
     assert b"".join(read_all(tail)) == data
 
 
 def phases(folder: Path) -> list[int]:
     """Where the frames that are no spans end."""
-    data = [(base, path.read_bytes()) for base, path in records.segments(folder, 0)]
-    return [frame.end for base, some in data for frame in records.decode(some, base) if frame.kind == "phase"]
+    data = [(base, path.read_bytes()) for base, path in record_files.segments(folder, 0)]
+    return [frame.end for base, some in data for frame in record_files.decode(some, base) if frame.kind == "phase"]
 
 
 def test_a_batch_has_few_steps_without_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail_module, "MOST_OMITTED", 6 * records.OMITTED.itemsize)
     traced(tmp_path, 30, segment=8000)
-    drop_spans(records.events_path(tmp_path, 0), 0)
-    batches = [list(records.decode(piece)) for piece in read_all(EventTail(tmp_path, 0))]
+    drop_spans(record_files.events_path(tmp_path, 0), 0)
+    batches = [list(record_files.decode(piece)) for piece in read_all(EventTail(tmp_path, 0))]
     rows = [sum(len(frame.blob) for frame in batch if frame.kind == "omitted") for batch in batches]
     assert max(rows) == tail_module.MOST_OMITTED and sum(rows) > 2 * max(rows)
 

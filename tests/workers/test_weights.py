@@ -12,7 +12,7 @@ import torch
 from parallel_core.analysis.generated import together
 from parallel_core.checkpoint import llama_weights, weights_listing
 from parallel_core.generation_request import inference
-from parallel_core.observe import records
+from parallel_core.observe import record_files
 from tests.parallel_core.test_llama import put, tensors
 from tests.workers.harness import NAME, Bench
 from tests.workers.test_small_parts import DEVICES, message
@@ -45,7 +45,7 @@ def test_a_run_trains_and_generates_from_weights_of_this_host(bench: Bench) -> N
         asked = inference(saved, 2, weights=name).model_dump(mode="json")
         attempt = bench.send(asked, run=run, task=REQUEST, **more)
         assert bench.wait_end(attempt)["outcome"] == "succeeded"
-        frames = records.decode(bench.received(attempt, "events", 0))
+        frames = record_files.decode(bench.received(attempt, "events", 0))
         found = together(frame.header for frame in frames if frame.kind == "generated")
         assert found is not None
         texts.append(found["tokens"])

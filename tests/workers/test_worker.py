@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from parallel_core.observe import records
+from parallel_core.observe import record_files
 from parallel_core.observe.trace_request import TraceRequest, TraceRequests
 from parallel_core.plan.peak import predict
 from parallel_core.spec import RunSpec
@@ -20,7 +20,7 @@ from workers.folder import Folder
 
 
 def kinds(data: bytes) -> list[str]:
-    return [frame.kind for frame in records.decode(data)]
+    return [frame.kind for frame in record_files.decode(data)]
 
 
 def test_a_run_succeeds_and_all_of_it_arrives(bench: Bench) -> None:
@@ -30,7 +30,7 @@ def test_a_run_succeeds_and_all_of_it_arrives(bench: Bench) -> None:
     assert end["none_left"] and end["ran_s"] > 0
     for rank in (0, 1):
         data = bench.received(attempt, "events", rank)
-        assert data == records.events_path(bench.folder / "attempts" / str(attempt), rank).read_bytes()
+        assert data == record_files.events_path(bench.folder / "attempts" / str(attempt), rank).read_bytes()
         assert end["sizes"][f"events:{rank}"] == len(data)
         assert {"hello", "points", "summary"} <= set(kinds(data))
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from parallel_core.observe import records
+from parallel_core.observe import record_files
 from tests.parallel_core.frames import read_file
 from tests.workers.harness import ENDLESS, Bench, none_alive, paced, tiny
 from workers.folder import Folder
@@ -19,11 +19,11 @@ def all_arrived(bench: Bench, attempt: int) -> bool:
     """Checks that every complete frame in both ranks' files has arrived; returns True."""
     folder = bench.folder / "attempts" / str(attempt)
     for rank in (0, 1):
-        frames = read_file(records.events_path(folder, rank))
+        frames = read_file(record_files.events_path(folder, rank))
         got = bench.received(attempt, "events", rank)
         assert len(frames) > 3
         assert len(got) == frames[-1].end
-        assert got == records.events_path(folder, rank).read_bytes()[: frames[-1].end]
+        assert got == record_files.events_path(folder, rank).read_bytes()[: frames[-1].end]
     return True
 
 

@@ -16,7 +16,7 @@ from dashboard.studies.generating import generation, generation_views
 from dashboard.studies.models import Study
 from parallel_core.analysis.generated import first_difference
 from parallel_core.analysis.stats import Stats
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 from tests.dashboard.study_charts import charts_of

@@ -14,7 +14,7 @@ from dashboard.studies import reruns
 from dashboard.studies.generating import generation
 from dashboard.studies.models import Study
 from dashboard.studies.overview import answer_cache
-from parallel_core.observe.records import encode
+from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 from tests.dashboard.study_charts import charts_of

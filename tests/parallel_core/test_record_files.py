@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from parallel_core.observe.records import (
+from parallel_core.observe.record_files import (
     MAGIC,
     FileSink,
     Frame,
