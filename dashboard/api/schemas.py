@@ -13,7 +13,7 @@ from dashboard.api.thin_schemas import ThinnedOut
 from dashboard.fleet.run_on import MAX_RUN_ON
 from dashboard.runs.models import State
 from dashboard.runs.name_tags_notes import MAX_NOTES, MAX_TAG, MAX_TAGS
-from dashboard.runs.services import MAX_RETRIES
+from dashboard.runs.services import MAX_RETRIES, WHEN_RETRIED
 from dashboard.runs.waiting.priority import WORDS as PRIORITIES
 from dashboard.runs.waiting.spreading import MOST_HOSTS
 from parallel_core import limits
@@ -100,7 +100,7 @@ class SubmitIn(Body):
     spec: Annotated[RunSpec, Field(description="what is trained and how: the tab Spec of any run shows one")]
     name: Annotated[str, Field(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] = ""
     tags: Tags = []
-    retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 0
+    retries: Annotated[int, Field(ge=0, le=MAX_RETRIES, description=WHEN_RETRIED)] = 0
     hosts: Annotated[int, Field(ge=0, le=MOST_HOSTS)] = 0
     run_on: RunOn = ""
     priority: PriorityName = "normal"

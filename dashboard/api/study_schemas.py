@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from dashboard.api import schemas as s
 from dashboard.api.bodies import Body
-from dashboard.runs.services import MAX_RETRIES
+from dashboard.runs.services import MAX_RETRIES, WHEN_RETRIED
 from dashboard.studies.new.variants import MAX_RUNS, MOST_CALLED
 from dashboard.studies.services import MAX_REPEATS
 from parallel_core import limits
@@ -82,7 +82,7 @@ class StudyIn(Body):
     name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")]
     runs: Annotated[list[MemberIn], Field(min_length=1, max_length=MAX_RUNS)]
     repeats: Annotated[int, Field(ge=1, le=MAX_REPEATS, description="of each run: the whole list once, then again")] = 1
-    retries: Annotated[int, Field(ge=0, le=MAX_RETRIES, description="of each run, when a worker is lost")] = 0
+    retries: Annotated[int, Field(ge=0, le=MAX_RETRIES, description=f"of each run, {WHEN_RETRIED}")] = 0
     run_on: s.RunOn = ""
     priority: s.PriorityName = "normal"
     side_by_side: Annotated[

@@ -31,6 +31,7 @@ from parallel_core.spec import RunSpec, field_errors
 from workers.contract import ResumeFrom, task_of
 
 MAX_RETRIES = 10
+WHEN_RETRIED = "when a worker is lost or a rank is killed"
 MAX_PREDICTED_RANKS = 4096
 """For more ranks no memory is predicted: no fleet has that many, which the panel says anyway."""
 NO_SUCH_CORPUS = "This yard has no such corpus; upload it first or use 'stdlib'."

@@ -1,7 +1,8 @@
 """All changes of a run's state are made here.
 
     queued -> starting -> running -> (cancelling) -> succeeded | failed | cancelled | lost
-    starting | running -> queued again: interrupted, never taken, or the worker was lost and retries are left
+    starting | running -> queued again: interrupted, never taken, or the worker was lost or a process of the run killed
+                          from outside, and retries are left
 
 Each transition is a conditional UPDATE that must change exactly one row, else IllegalTransition is raised and nothing
 is written. Each writes an Event and announces `state` on the LIVE stream after the commit; an end is noted for the
@@ -23,7 +24,7 @@ from django.utils import timezone
 from dashboard.live.announce import announce
 from dashboard.runs.models import ACTIVE, ENDED, Attempt, Event, ProfilePart, Run, SpanChunk, State
 from dashboard.runs.waiting import resting
-from dashboard.runs.waiting.resting import WORKER_LOST
+from dashboard.runs.waiting.resting import RETRIED, WORKER_LOST
 from dashboard.studies.models import Study
 from dashboard.webhook.outbox import note_end
 from parallel_core.analysis.quantities import step_text, steps_text
@@ -166,11 +167,11 @@ def finish(
     1. Closes the attempt; one that is already over raises IllegalTransition.
     2. `interrupted` (an orderly stop, or it never began): queued again without using a retry, with the sentence
        `requeued`; cancelled if that was requested.
-    3. A lost worker: as `lose`.
+    3. A lost worker, a process that a signal from outside ended: as `lose`.
     4. Else succeeded, failed or cancelled, with the cause and one sentence.
     """
-    if cause == WORKER_LOST:
-        return lose(attempt, detail, report)
+    if cause in RETRIED:
+        return lose(attempt, detail, report, cause)
     run = Run.objects.get(pk=attempt.run_id)
     if outcome == INTERRUPTED and run.cancel_requested_at:
         outcome, cause = "cancelled", "cancelled"
@@ -185,24 +186,25 @@ def finish(
 
 
 @transaction.atomic
-def lose(attempt: Attempt, detail: str, report: Any = None) -> Run:
+def lose(attempt: Attempt, detail: str, report: Any = None, cause: str = WORKER_LOST) -> Run:
     """starting | running | cancelling -> lost, or queued again if a retry is left and no cancel was requested.
 
-    1. Closes the attempt with cause worker_lost; one that is already over raises IllegalTransition.
+    1. Closes the attempt with its cause, one of RETRIED; one that is already over raises IllegalTransition.
     2. With a retry left: uses it and queues the run again, at its old place in the queue, where it may rest first
        (runs.waiting.resting).
-    3. Else the run is lost.
+    3. Else the run is lost; failed, if its worker is still there.
     """
     now = timezone.now()
     detail = detail or "Its worker was lost."
-    _close(attempt, "failed", WORKER_LOST, detail, report or {}, now)
+    _close(attempt, "failed", cause, detail, report or {}, now)
     run = Run.objects.get(pk=attempt.run_id)
     if run.retries_left > 0 and run.cancel_requested_at is None:
         left, rest = run.retries_left - 1, resting.rest_s(run.pk)
         when = f", to start in {rest} s at the earliest" if rest else ""
         return _requeue(attempt, f"{detail} Queued again{when}; {_retries(left)} left.", {"retries_left": left})
-    run = _move(attempt.run_id, ACTIVE, State.LOST, cause=WORKER_LOST, detail=detail, ended_at=now)
-    record(run, State.LOST, detail, attempt)
+    target = State.LOST if cause == WORKER_LOST else State.FAILED
+    run = _move(attempt.run_id, ACTIVE, target, cause=cause, detail=detail, ended_at=now)
+    record(run, target, detail, attempt)
     return run
 
 
@@ -261,9 +263,10 @@ def _retries(left: int) -> str:
 
 
 def retries_at_first(run: Run) -> int:
-    """The number of retries that the run was submitted with: those left, and one for each worker lost on the way.
+    """The number of retries that the run was submitted with: those left, and one for each attempt that was lost or
+    killed on the way.
 
-    A loss that ended the run used none.
+    The end of the run itself used none.
     """
-    lost = run.attempts.filter(cause=WORKER_LOST).count()
-    return run.retries_left + max(0, lost - (run.cause == WORKER_LOST))
+    lost = run.attempts.filter(cause__in=RETRIED).count()
+    return run.retries_left + max(0, lost - (run.cause in RETRIED))

@@ -118,11 +118,11 @@ def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) ->
     attempt = Attempt.objects.get(run=run)
     Attempt.objects.filter(run=run).update(progress={"1": {"step": 27, "op": "0F1", "age": 1.0}})
     found = verdict(run)
-    assert (found.more, found.fix[:15]) == ("", "Clone it as it ")
+    assert (found.more, found.fix[:21]) == ("", "Clone it with a retry")
     ranks = html(reader, run, "?tab=ranks").split('id="tab"')[1]
     assert "Last seen at step" in ranks and "forward 1 of stage 0" in ranks and "0F1" not in ranks
     Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=20, bytes=1, seconds=0.1)
-    assert verdict(run).fix.startswith("Resume it from step 20 as it is: the signal came from outside")
+    assert verdict(run).fix.startswith("Resume it from step 20 with a retry: the signal came from outside")
 
 
 def test_a_rank_that_ended_well_is_in_no_operation_and_behind_the_last_step(reader: Client, alice: Any) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
+from dashboard.ages import clock
 from dashboard.fleet.models import Worker
 from dashboard.runs import services, states
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.waiting import resting
+from dashboard.runs.waiting.queue import waiting
 from tests.dashboard.fake_worker import spec
 
 NODES = [{"worker": "yard-a", "devices": [0], "first_rank": 0, "address": "host-a"}]
@@ -69,15 +74,52 @@ def test_interrupted_while_being_cancelled_is_cancelled(run: Run, attempt: Attem
     assert state_of(run) == State.CANCELLED
 
 
-@pytest.mark.parametrize(("retries", "state"), [(0, State.LOST), (2, State.QUEUED)])
-def test_a_lost_worker_uses_a_retry_where_one_is_left(run: Run, attempt: Attempt, retries: int, state: State) -> None:
+@pytest.mark.parametrize(
+    ("cause", "retries", "state", "again"),
+    [
+        ("worker_lost", 0, State.LOST, ""),
+        ("worker_lost", 2, State.QUEUED, "Queued again; 1 retry left."),
+        ("killed_by_signal", 0, State.FAILED, ""),
+        ("killed_by_signal", 2, State.QUEUED, "Queued again, to start in 5 s at the earliest; 1 retry left."),
+        ("out_of_memory", 2, State.FAILED, ""),
+        ("user_code", 2, State.FAILED, ""),
+    ],
+)
+def test_what_something_outside_ended_uses_a_retry_where_one_is_left(
+    run: Run, attempt: Attempt, cause: str, retries: int, state: State, again: str
+) -> None:
     Run.objects.filter(pk=run.pk).update(retries_left=retries)
-    states.finish(attempt, "failed", "worker_lost", "The worker died.")
+    states.finish(attempt, "failed", cause, "It ended.")
     run.refresh_from_db()
     attempt.refresh_from_db()
-    assert (run.state, run.retries_left) == (state, max(0, retries - 1))
-    assert state == State.LOST or run.detail.endswith("Queued again; 1 retry left.")
-    assert (attempt.over, attempt.cause) == (True, "worker_lost")
+    assert (run.state, run.cause) == (state, "" if again else cause)
+    assert (run.retries_left, run.detail) == (retries - bool(again), f"It ended. {again}".strip())
+    assert (attempt.over, attempt.outcome, attempt.cause) == (True, "failed", cause)
+    assert states.retries_at_first(run) == retries
+
+
+def test_a_killed_run_that_is_to_be_cancelled_is_not_tried_again(run: Run, attempt: Attempt, alice: Any) -> None:
+    Run.objects.filter(pk=run.pk).update(retries_left=2)
+    services.request_cancel(run=run, user=alice)
+    states.finish(attempt, "failed", "killed_by_signal", "Rank 0 was killed.")
+    assert state_of(run) == State.FAILED
+
+
+def test_a_run_that_is_killed_again_and_again_rests_longer_each_time(
+    run: Run, attempt: Attempt, worker: Worker
+) -> None:
+    """A host that kills what takes too much memory would else use up all retries within a second."""
+    Run.objects.filter(pk=run.pk).update(retries_left=9)
+    for rest in (5, 10, 20):
+        states.finish(attempt, "failed", "killed_by_signal", "Rank 0 was killed.")
+        attempt.refresh_from_db()
+        assert attempt.ended_at is not None
+        over = attempt.ended_at + timedelta(seconds=rest)
+        assert resting.rests(over - timedelta(seconds=1)) == {run.pk: resting.Rest(over, "killed_by_signal")}
+        assert resting.awake([run.pk], over) == [run.pk]
+        said = waiting(Run.objects.get(pk=run.pk)).sentence
+        assert said == f"Starts at {clock(over, timezone.now())} UTC at the earliest, as a process of it was killed."
+        attempt = states.place(Run.objects.get(pk=run.pk), NODES, worker)
 
 
 def test_a_run_that_is_queued_again_keeps_its_place(run: Run, attempt: Attempt, worker: Worker) -> None:

@@ -21,7 +21,7 @@ from dashboard.runs.form.entry import Group
 from dashboard.runs.form.form_words import in_form_words
 from dashboard.runs.form.spec_groups import GROUPS
 from dashboard.runs.name_tags_notes import MAX_TAG, MAX_TAGS, clean_tags
-from dashboard.runs.services import MAX_RETRIES, Invalid
+from dashboard.runs.services import MAX_RETRIES, WHEN_RETRIED, Invalid
 from dashboard.runs.submission import Assessment, Submission, assess
 from dashboard.runs.texts import corpora
 from dashboard.runs.waiting.queue_fields import PriorityField, offer, run_on_field
@@ -105,7 +105,7 @@ class RunForm(Form):
         min_value=0,
         max_value=MAX_RETRIES,
         initial=0,
-        help_text=f"when a worker is lost, 0 to {MAX_RETRIES}",
+        help_text=f"{WHEN_RETRIED}, 0 to {MAX_RETRIES}",
     )
     run_on = run_on_field()
     priority = PriorityField()

@@ -43,7 +43,8 @@ def fix(run: Run) -> str:
         return _of_loss(run)
     again = _again(run)
     if run.cause == "killed_by_signal":
-        return f"{again} as it is: the signal came from outside; if it returns, see the kernel log."
+        how = "as it is" if run.task else f"with {_retries(run)}"
+        return f"{again} {how}: the signal came from outside; if it returns, see the kernel log."
     if _never_met(run):
         where = "on any port, each at the address that Fleet shows (TRAINYARD_ADDRESS)"
         return f"See that its hosts reach each other {where}, then {again[:1].lower()}{again[1:]}."

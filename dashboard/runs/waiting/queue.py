@@ -80,8 +80,12 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
 def _resting() -> dict[int, str]:
     """What runs wait for that rest: the placement passes them over meanwhile."""
     now = timezone.now()
-    why = "UTC at the earliest, as the network between its hosts was interrupted."
-    return {pk: f"Starts at {clock(at, now)} {why}" for pk, at in resting.until(now).items()}
+    why = {
+        resting.KILLED: "a process of it was killed",
+        resting.WORKER_LOST: "the network between its hosts was interrupted",
+    }
+    found = resting.rests(now).items()
+    return {pk: f"Starts at {clock(rest.until, now)} UTC at the earliest, as {why[rest.cause]}." for pk, rest in found}
 
 
 def told_closely(waits: dict[int, Waiting], runs: Iterable[int]) -> dict[int, Waiting]:

@@ -46,7 +46,7 @@ def test_one_kill_at_a_random_moment(yard: YardProcess, client: httpx.Client, nu
     kill(yard, victim)
     found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=300)
     where = f"round {number}: {victim} killed, {found['state']} {found['cause']} {found['detail']}"
-    if victim in HARMLESS or (victim == "worker" and retries):  # a retry applies only to a lost worker
+    if victim in HARMLESS or retries:
         assert found["state"] == "succeeded", where
     elif found["state"] != "succeeded":
         assert found["cause"] in {"killed_by_signal", "worker_lost"} and found["detail"], where

@@ -32,6 +32,30 @@ def test_a_killed_rank_fails_the_run_and_names_rank_and_signal(yard: YardProcess
     assert steps == list(range(len(steps)))
 
 
+@pytest.mark.parametrize(
+    "killed",
+    ["rank", pytest.param("parallel_core.launch", marks=pytest.mark.full)],
+    ids=["rank", "fork server"],
+)
+def test_a_killed_rank_with_a_retry_left_goes_on_from_the_checkpoint(
+    yard: YardProcess, client: httpx.Client, killed: str
+) -> None:
+    run, pids = started(yard, client, saving(120, dp=2), retries=1)
+    wait_for("a checkpoint", lambda: client.get(f"/api/v1/runs/{run}").json()["data"]["checkpoints"])
+    if killed == "rank":
+        os.kill(pids[1], signal.SIGKILL)
+    else:
+        yard.part(killed).kill()
+    found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
+    assert found["state"] == "succeeded", found
+    assert gone(pids)
+    begins = yard.query(f"Attempt.objects.filter(run={run}).last().begins")
+    assert begins["step"] >= SAVED and begins["step"] % SAVED == 0
+    assert series(client, run) == list(range(120))
+    (text,) = yard.query(f'list(Event.objects.filter(run={run}, kind="requeued").values_list("text", flat=True))')
+    assert "killed by signal 9 (SIGKILL)" in text and "no retry left" in text
+
+
 @pytest.mark.full
 def test_a_killed_fork_server_fails_the_run_and_the_next_one_works(yard: YardProcess, client: httpx.Client) -> None:
     run, pids = started(yard, client, paced(LONG, tp=2))
