@@ -119,6 +119,8 @@ TEMPLATES = [
     }
 ]
 
+FORM_RENDERER = "dashboard.form_renderer.Renderer"
+
 # Debian's SQLite overwrites all that is deleted with zeros otherwise: as many bytes are written once more.
 SQLITE_INIT = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=20000; PRAGMA secure_delete=OFF;"
 SILENT_SERVER: dict[str, Any] = {

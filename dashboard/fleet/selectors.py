@@ -18,6 +18,7 @@ from dashboard.fleet.listening import listened_until
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn, type_of
 from dashboard.ledger.models import Profile, ProfileState
+from dashboard.one_look import read_once
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.waiting.expected_start import seconds_left
 from workers.contract import LEASE_S
@@ -71,6 +72,7 @@ class FleetSnapshot:
     _whole: FleetSnapshot | None = field(default=None, repr=False)
 
     @classmethod
+    @read_once
     def now(cls) -> FleetSnapshot:
         every, since = tuple(Worker.objects.all()), silent_before()
         return cls(every, tuple(one for one in every if one.heartbeat_at is not None and one.heartbeat_at > since))

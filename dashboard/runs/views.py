@@ -20,6 +20,7 @@ from dashboard.begun import began, typed
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
+from dashboard.one_look import one_look
 from dashboard.runs import resuming, services, submission, weights
 from dashboard.runs.damaged import damaged
 from dashboard.runs.form import spec_loading
@@ -67,8 +68,12 @@ def new(request: HttpRequest) -> HttpResponse:
 
     POST: queue the run, or show what is wrong (422) with everything kept.
     """
-    if request.method == "POST":
-        return _create(request)
+    return _create(request) if request.method == "POST" else _begun(request)
+
+
+@one_look()
+def _begun(request: HttpRequest) -> HttpResponse:
+    """The form that `new` answers a GET with."""
     if text := request.GET.get("spec", ""):
         whatif = number(request.GET.get("whatif"))
         changed = Run.objects.filter(pk=whatif).first() if whatif else None
@@ -81,6 +86,7 @@ def new(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 @member_required
+@one_look()
 def load(request: HttpRequest) -> HttpResponse:
     """The form, filled with the spec of a file or of a text; 422 if there is none in it. Queues nothing."""
     return _loaded(request, SpecForm(request.POST, request.FILES))
@@ -123,6 +129,7 @@ def _resumed(named: ResumeFrom | None) -> dict[str, Any]:
 
 @require_POST
 @member_required
+@one_look()
 def check(request: HttpRequest) -> HttpResponse:
     """The messages of all fields and the feasibility panel for what has been typed so far. Queues nothing."""
     form = RunForm(request.POST)
@@ -132,6 +139,7 @@ def check(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 @member_required
+@one_look()
 def clone(request: HttpRequest, pk: int) -> HttpResponse:
     """The form filled with a run's spec and the checkpoint that it began from; posting it makes a new run."""
     run = get_object_or_404(Run, pk=pk)
@@ -149,6 +157,7 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_safe
 @member_required
+@one_look()
 def resume(request: HttpRequest, pk: int) -> HttpResponse:
     """The form filled with a run's spec, to resume from its newest checkpoint (or that of `?step=`) in any layout."""
     run = get_object_or_404(Run, pk=pk)

@@ -84,7 +84,7 @@ class Section:
     @property
     def open(self) -> bool:
         """Whether to show it open: not folded, or with a value that is not the default, or with an error."""
-        usual = spec_fields.from_spec({})
+        usual = spec_fields.usual()
         return not self.group.folded or any(f.errors or f.value() != usual[f.html_name] for f in self.fields)
 
 
@@ -137,13 +137,13 @@ class RunForm(Form):
             corpora.MAX_MIB,
             reverse("runs:texts"),
         )
-        offer(self, FleetSnapshot.now())
+        fleet = FleetSnapshot.now()
+        offer(self, fleet)
         self.fields["hosts"].choices = _host_choices(number(self["hosts"].value()))  # type: ignore[attr-defined]
         for entry in spec_fields.ENTRIES.values():
             self.fields[entry.name] = spec_fields.form_field(entry)
         corpus = self.fields["train__corpus"].widget
         assert isinstance(corpus, forms.Select)
-        fleet = FleetSnapshot.now()
         corpus.choices = corpora.choices(fleet)
         self.fields["train__weights"].help_text += "; a checkpoint in Resume from comes first"
         begins = self.fields["train__weights"].widget

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -78,7 +79,13 @@ def _rules(info: FieldInfo) -> list[Any]:
 
 
 def form_field(entry: Entry) -> forms.Field:
-    """A field that accepts any text, with the widget that fits the leaf."""
+    """A field that accepts any text, with the widget that fits the leaf; each form may change its own."""
+    return deepcopy(_form_field(entry))
+
+
+@cache
+def _form_field(entry: Entry) -> forms.Field:
+    """Made once, because a form has a hundred of them."""
     made = _plain_field(entry)
     made.widget.attrs |= shown_for(entry.path)
     return made
@@ -207,6 +214,12 @@ def from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
         value = {**whole[section], **spec.get(section, {})}[leaf]
         values[html_name(path)] = text_of(path, value)
     return values
+
+
+@cache
+def usual() -> Mapping[str, Any]:
+    """The default of each field."""
+    return MappingProxyType(from_spec({}))
 
 
 def text_of(path: str, value: Any) -> Any:

@@ -69,7 +69,7 @@ class TrainingForm(StudyForm):
     field_order = ("name", "train__corpus", "timed_steps", "repeats")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        initial = {**spec_fields.from_spec({}), **(kwargs.pop("initial", None) or {})}
+        initial = {**spec_fields.usual(), **(kwargs.pop("initial", None) or {})}
         super().__init__(*args, **{**kwargs, "initial": initial})
 
     @classmethod
