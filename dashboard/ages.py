@@ -32,9 +32,10 @@ def ago(seconds: float) -> str:
 WORDS: dict[str, Callable[[float], str]] = {"span": span, "short": short, "ago": ago}
 
 
-def clock(at: datetime, today: datetime, how: str = "H:i:s") -> str:
+def clock(at: datetime, today: datetime, how: str = "%H:%M:%S") -> str:
     """The time of day as `how` says, `14:20:05`, with the day before it unless that is the day of `today`."""
-    return date_text(at, how if at.date() == today.date() else f"j M {how}")
+    time = at.strftime(how)
+    return time if at.date() == today.date() else f"{date_text(at, 'j M')} {time}"
 
 
 def since(value: datetime, words: str) -> SafeString:

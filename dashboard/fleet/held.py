@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import NamedTuple
 
+from dashboard.epoch import Epoch
 from parallel_core.analysis.quantities import percent_text, significant
 
 LOST = ("failed", "lost")
@@ -14,19 +14,24 @@ HOUR = 3600.0
 
 
 class Hold(NamedTuple):
-    """One attempt: the number of its devices and when it held them; `end` None = now. In the order of COLUMNS."""
+    """One attempt: the number of its devices and when it held them, in seconds since 1970; `end` None = now. In the
+    order of COLUMNS."""
 
     devices: int
-    sent: datetime
-    started: datetime | None
-    end: datetime | None
+    sent: float
+    started: float | None
+    end: float | None
     outcome: str
     cause: str
     kind: str | None
     """Of its study: a trial of a fit study that does not fit in memory is an answer and not lost."""
 
 
-COLUMNS = ("run__devices", "sent_at", "started_at", "ended_at", "outcome", "cause", "run__study__kind")
+COLUMNS: tuple[str | Epoch, ...] = (
+    "run__devices",
+    *map(Epoch, ("sent_at", "started_at", "ended_at")),
+    *("outcome", "cause", "run__study__kind"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,17 +67,17 @@ class Held:
         return f"Of the time held, {' and '.join(said)}." if said else ""
 
 
-def held(attempts: Iterable[Hold], devices: int, since: datetime, now: datetime, hours: int) -> Held:
+def held(attempts: Iterable[Hold], devices: int, since: float, now: float, hours: int) -> Held:
     """Sums over the attempts that held any of these `devices` after `since`."""
     total = lost = waited = 0.0
     for one in attempts:
         begin, end = max(one.sent, since), one.end or now
-        took = one.devices * max(0.0, (end - begin).total_seconds())
+        took = one.devices * max(0.0, end - begin)
         total += took
-        waited += one.devices * max(0.0, (min(one.started or end, end) - begin).total_seconds())
+        waited += one.devices * max(0.0, min(one.started or end, end) - begin)
         if _was_lost(one):
             lost += took
-    return Held(hours, devices * (now - since).total_seconds(), total, lost, waited)
+    return Held(hours, devices * (now - since), total, lost, waited)
 
 
 def _was_lost(one: Hold) -> bool:

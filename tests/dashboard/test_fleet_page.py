@@ -347,7 +347,7 @@ def test_a_run_on_a_device_that_cannot_be_used_any_more_is_still_shown_there(cli
     assert f'class="device-run" href="/runs/{run.pk}/">held on</a>' in said
     assert '<span class="sub device-run">cannot be used</span>' in said and "device-meter" not in said
     (bar,) = (bar for row in timeline(worker_views.workers(), 1).rows for bar in row.bars)
-    assert bar.run == run and said.count('class="lane-name small"') == 2
+    assert bar.attempt.run == run.pk and said.count('class="lane-name small"') == 2
     Worker.objects.update(unusable=[])
     assert "It reported no devices." in page(client)
 

@@ -8,6 +8,7 @@ from html import unescape
 from typing import Any
 
 import pytest
+from django.db.models.signals import post_init
 from django.test import Client
 from django.utils import timezone
 
@@ -76,7 +77,7 @@ def test_the_table_under_the_timeline_lists_the_newest_attempts(
     for name in ("oldest", "middle", "newest"):
         factory.start(factory.queued(alice, {"dp": 2}, name=name))
     found = timeline(worker_views.workers(), 1)
-    assert [(held.bar.run.name, held.devices) for held in found.table] == [
+    assert [(held.bar.attempt.name, held.devices) for held in found.table] == [
         ("newest", "yard-a cpu 0, 1"),
         ("middle", "yard-a cpu 0, 1"),
     ]
@@ -164,3 +165,29 @@ def test_a_trial_that_did_not_fit_is_an_answer_and_not_lost(alice: Any) -> None:
     assert use.held == pytest.approx(360) and use.lost == 0
     Attempt.objects.update(cause="user_code")
     assert timeline(worker_views.workers(), 1, now).use.lost == pytest.approx(360)
+
+
+def test_a_bar_costs_no_instance_of_a_model(client: Client, alice: Any) -> None:
+    """Three for each of two hundred bars, with the dates of all attempts of the window, took most of the page's
+    time."""
+
+    def instances() -> int:
+        made: list[object] = []
+
+        def count(instance: object, **_: object) -> None:
+            made.append(instance)
+
+        post_init.connect(count)
+        try:
+            page(client)
+        finally:
+            post_init.disconnect(count)
+        return len(made)
+
+    client.force_login(alice)
+    for _ in range(3):
+        states.finish(factory.start(factory.queued(alice)), "succeeded")
+    few = instances()
+    for _ in range(9):
+        states.finish(factory.start(factory.queued(alice)), "succeeded")
+    assert instances() == few and page(client).count('class="bar"') == 12

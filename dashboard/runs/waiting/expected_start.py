@@ -93,4 +93,4 @@ def _step_times(begins: int, steps: int, batch: int, every: int | None, samples:
 def _clock(now: datetime, minutes: int) -> str:
     """A time in whole minutes since 1970, in UTC: `14:20`, with the day unless that is today."""
     at = datetime.fromtimestamp(minutes * MINUTE_S, tz=now.tzinfo)
-    return clock(at, now, "H:i")
+    return clock(at, now, "%H:%M")
