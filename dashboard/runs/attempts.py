@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import models
 
 from dashboard.runs.run_state import State
+from parallel_core.analysis.quantities import listed_text
 
 
 class Attempts(models.Manager["Attempt"]):
@@ -20,6 +22,19 @@ class Attempts(models.Manager["Attempt"]):
 def cascade_unless_deleted(collector: Any, field: Any, attempts: models.QuerySet[Attempt], using: str) -> None:
     """Deletes with a run the attempts that are not marked as `deleted`: those stay until what they measured is gone."""
     models.CASCADE(collector, field, attempts.filter(deleted=False), using)
+
+
+def devices_text(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """The `devices` of an attempt: `yard-a, devices 0 and 1`; of several hosts `yard-a (device 0) and yard-b (device
+    0)`."""
+    places = [(node["worker"], _indices_text(node["devices"])) for node in nodes]
+    if len(places) == 1:
+        return ", ".join(places[0])
+    return listed_text([f"{worker} ({devices})" for worker, devices in places])
+
+
+def _indices_text(indices: Sequence[int]) -> str:
+    return f"device{'s' * (len(indices) > 1)} {listed_text([str(i) for i in indices])}"
 
 
 class Attempt(models.Model):

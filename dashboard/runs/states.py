@@ -22,6 +22,7 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from dashboard.live.announce import announce
+from dashboard.runs.attempts import devices_text
 from dashboard.runs.models import ACTIVE, ENDED, Attempt, Event, ProfilePart, Run, SpanChunk, State
 from dashboard.runs.waiting import resting
 from dashboard.runs.waiting.resting import RETRIED, WORKER_LOST
@@ -114,8 +115,7 @@ def place(run: Run, nodes: list[dict[str, Any]], worker: Any) -> Attempt:
         devices=nodes,
         sent_at=now,
     )
-    where = ", ".join(f"{node['worker']} {_list(node['devices'])}" for node in nodes)
-    record(run, "starting", f"Attempt {attempt.number} was placed on {where}.", attempt)
+    record(run, "starting", f"Attempt {attempt.number} was placed on {devices_text(nodes)}.", attempt)
     return attempt
 
 
@@ -252,10 +252,6 @@ def beginning(attempt: Attempt) -> str:
 def _require_live(attempt: Attempt) -> None:
     if Attempt.objects.filter(pk=attempt.pk, over=False).count() != 1:
         raise IllegalTransition(f"attempt {attempt.pk} of run {attempt.run_id} is already over")
-
-
-def _list(numbers: list[int]) -> str:
-    return f"device{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
 def _retries(left: int) -> str:

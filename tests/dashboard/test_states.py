@@ -47,7 +47,7 @@ def test_the_way_to_success(run: Run, attempt: Attempt) -> None:
     assert state_of(run) == State.SUCCEEDED
     assert list(run.events.values_list("kind", flat=True)) == ["queued", "starting", "running", "succeeded"]
     said = list(run.events.values_list("text", flat=True))
-    assert said[1:3] == ["Attempt 1 was placed on yard-a device 0.", "The only rank of attempt 1 is running."]
+    assert said[1:3] == ["Attempt 1 was placed on yard-a, device 0.", "The only rank of attempt 1 is running."]
 
 
 @pytest.mark.parametrize("outcome", ["succeeded", "failed", "cancelled"])

@@ -9,8 +9,9 @@ from django.utils.safestring import SafeString
 from dashboard.ages import since, span
 from dashboard.ledger.models import ProfileState
 from dashboard.ledger.selectors import in_front, usual_wait
-from dashboard.runs.models import Attempt, Run
-from parallel_core.analysis.quantities import listed_text, seconds_text
+from dashboard.runs.attempts import Attempt, devices_text
+from dashboard.runs.models import Run
+from parallel_core.analysis.quantities import seconds_text
 from workers.contract import PROFILE_LIMIT_S
 
 
@@ -41,20 +42,7 @@ def _waits_for_a_profile(attempt: Attempt | None) -> tuple[str, str] | None:
 
 def placed(attempt: Attempt | None) -> str:
     """`on yard-a, devices 0 and 1`; for several hosts `on yard-a (device 0) and yard-b (device 0)`."""
-    nodes = attempt.devices if attempt else []
-    if not nodes:
-        return "on a worker"
-    places = [(node["worker"], f"device{_plural(node['devices'])}") for node in nodes]
-    if len(places) == 1:
-        return f"on {', '.join(places[0])}"
-    return f"on {listed_text([f'{worker} ({devices})' for worker, devices in places])}"
-
-
-def _plural(indices: list[int]) -> str:
-    words = [str(i) for i in indices]
-    if len(words) == 1:
-        return f" {words[0]}"
-    return f"s {', '.join(words[:-1])} and {words[-1]}"
+    return f"on {devices_text(attempt.devices)}" if attempt and attempt.devices else "on a worker"
 
 
 def age_text(run: Run) -> SafeString:
