@@ -18,7 +18,7 @@ from parallel_core.analysis.quantities import (
     significant,
 )
 
-NOBODY = "0 runs have reached the loss so far."
+NOBODY = "0 runs have reached the loss."
 SHOWN = 3
 """So many runs are named in a title."""
 NARROW = 1.6

@@ -84,7 +84,7 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 
 def _title(points: Sequence[Point], best: Sequence[Point]) -> str:
     if not points:
-        return "0 runs have both a time and a memory so far."
+        return "0 runs have both a time and a memory."
     names = apart_text([e.label for e, _, _ in best[:4]]) + (" and more" if len(best) > 4 else "")
     verb = "is" if len(best) == 1 else "are"
     return f"{len(best)} of {len(points)} {verb} beaten by none in both time and memory: {names}{_close(points, best)}."

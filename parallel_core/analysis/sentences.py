@@ -26,7 +26,7 @@ from parallel_core.analysis.quantities import (
 )
 from parallel_core.analysis.stats import Speedup, Stats, speedup
 
-NONE_FINISHED = "0 runs have finished so far."
+NONE_FINISHED = "0 runs have finished."
 """Title of a chart of finished runs; a running one may have traced and metered steps, which its own page shows."""
 
 
@@ -60,7 +60,7 @@ class Result:
 def verdict(results: Sequence[Result], baseline: Result) -> list[str]:
     """Fastest, slowest, least memory: up to three sentences on a study; one if there is nothing to compare."""
     if not results:
-        return ["0 runs have finished so far."]
+        return [NONE_FINISHED]
     if len(results) == 1:
         return [f"{ns_text(results[0].step.median * 1e9)} a step: {results[0].label} is the only finished run."]
     return [text for text in (fastest(results, baseline), slowest(results, baseline), least_memory(results)) if text]
@@ -153,7 +153,7 @@ def breakdown_title(results: Sequence[Result]) -> str:
     if not results:
         return NONE_FINISHED
     if not lost:
-        return "0 steps have the spans of all ranks so far."
+        return "0 steps have the spans of all ranks."
     share, label, name = max(lost)
     return f"{percent_text(share)} of a step of {label} is {COMPONENT_NAMES[name]}, the largest loss here."
 
@@ -164,7 +164,7 @@ def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
     if not results:
         return NONE_FINISHED
     if not metered:
-        return "0 runs have been metered so far."
+        return "0 runs have been metered."
     worst = heaviest(metered)
     most = bytes_text(worst[0].memory_total or 0)
     largest = {_largest(r.memory or {}) for r in worst}

@@ -164,7 +164,7 @@ def test_verdict_names_the_baseline_where_it_wins() -> None:
 
 
 def test_verdict_with_little_to_say() -> None:
-    assert sentences.verdict([], SINGLE) == ["0 runs have finished so far."]
+    assert sentences.verdict([], SINGLE) == ["0 runs have finished."]
     assert sentences.verdict([DP], DP) == ["63 ms a step: DP is the only finished run."]
 
 
@@ -205,9 +205,9 @@ def test_titles() -> None:
     assert sentences.breakdown_title(ALL) == "55 % of a step of Naive is bubble, the largest loss here."
     assert sentences.memory_title(ALL) == "80 MiB at most: Single, of which 75 % activations."
     unmeasured = [replace(SINGLE, breakdown=None, memory=None)]
-    assert sentences.breakdown_title(unmeasured) == "0 steps have the spans of all ranks so far."
-    assert sentences.memory_title(unmeasured) == "0 runs have been metered so far."
-    assert sentences.breakdown_title([]) == sentences.memory_title([]) == "0 runs have finished so far.", "one may run"
+    assert sentences.breakdown_title(unmeasured) == "0 steps have the spans of all ranks."
+    assert sentences.memory_title(unmeasured) == "0 runs have been metered."
+    assert sentences.breakdown_title([]) == sentences.memory_title([]) == "0 runs have finished.", "one may run"
     twice = [SINGLE, replace(SINGLE, label="Twin"), DP]
     assert sentences.memory_title(twice) == "80 MiB at most: Single and Twin, of which 75 % activations."
     other = replace(SINGLE, label="Twin", memory={"params": 50 * MIB, "activations": 30 * MIB})

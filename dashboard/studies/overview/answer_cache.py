@@ -88,7 +88,7 @@ def _verdict(study: Study, runs: list[Run], places: Mapping[int, Place], under_w
     stand = reruns.standing(runs)
     base, ranked = reruns.stands_for(study.baseline, stand), by_loss.ranks(study.kind)
     view = replace(overview(stand, base, details=False, places=places, ranked=ranked), others_open=under_way)
-    said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]
+    said = scaling.verdict(study, view) if runs else ["0 runs have finished."]
     found = None if under_way else postmortem.of_study(study, view)
     lead = found.headline if found else ""  # on its page, too, the cause comes before times
     return " ".join([*filter(None, [lead]), *streams.in_list(study.kind, said, view)[: view.headlines]])

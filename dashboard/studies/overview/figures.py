@@ -120,7 +120,7 @@ def losses(view: Overview) -> Chart:
     buckets = _buckets(rows)
     curves = [_loss_curve(row, read, read.of(row.run), buckets=buckets[row.run.pk]) for row in rows]
     longest = max(loss.drawn(curves), key=lambda curve: curve.total, default=None)
-    title = "0 losses have arrived so far."
+    title = "0 losses have arrived."
     if view.lead and view.ranking and view.ranking.what == by_loss.FINAL:
         title = view.lead
     elif longest is not None:
@@ -203,7 +203,7 @@ def steps(view: Overview) -> Chart:
         curves.append(replace(line, total=points.total))
         timed = curves[-1].value[points.step >= row.spec.train.warmup_steps]
         tops += [ROOM * float(np.percentile(timed, USUAL))] if len(timed) else []
-    title = view.on_times if view.results else "0 steps have been timed so far."
+    title = view.on_times if view.results else "0 steps have been timed."
     source, top = f"measured{left_out(row.run for row in view.rows)}", max(tops, default=None)
     return loss.chart(curves, title, source, key="steps", unit="ms a step", top=top)
 

@@ -61,7 +61,7 @@ def _shortfalls(traced: Sequence[tuple[Row, int, Spans]]) -> str:
 def _nothing_drawn(traced: int) -> str:
     """Why no step is drawn, of runs of which so many have traced steps."""
     if not traced:
-        return "0 of these runs have been traced so far."
+        return "0 of these runs have been traced."
     return f"{traced} of these runs {'was' if traced == 1 else 'were'} traced, but the spans were not kept."
 
 

@@ -60,7 +60,7 @@ def _title(rows: Sequence[Row], read: Losses) -> str:
     """Which run reached the lowest, and when."""
     row = min(rows, key=lambda row: _lowest(row, read))
     if not len(points := _finite(row, read)):
-        return "No held-out loss has arrived so far."
+        return "No held-out loss has arrived."
     at = int(points["value"].argmin())
     who = f" of {row.entry.marked}" if len(rows) > 1 else ""
     lowest = loss_text(float(points["value"][at]))
