@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from parallel_core.analysis.diagnosis.case import Case, Finding, Floats
-from parallel_core.analysis.quantities import bound_text, few_text, plural_text, significant
+from parallel_core.analysis.quantities import bound_text, few_text, figure_text, plural_text, significant
 from parallel_core.learning_rate import rate_at
 from parallel_core.outline import outline_of
 from parallel_core.schedule.traits import TRAITS
@@ -183,8 +183,17 @@ def _scale_text(value: float) -> str:
 
 
 def _short(value: float) -> str:
-    """A positive number to three digits, with an exponent where it is very small or very large."""
-    return significant(value) if 1 <= value < PLAIN else f"{value:.3g}"
+    """A positive number to three digits, from a thousand on whole with its thousands separated; with an exponent where
+    it is very small or very large."""
+    return figure_text(value) if 1 <= value < PLAIN else f"{value:.3g}"
+
+
+def _times(factor: float) -> str:
+    """A factor as the header of a run with an injected one writes it: a large power of ten as `10^30`, although rates,
+    which are kept in float32, have it only nearly."""
+    power = round(math.log10(factor))
+    near = math.isclose(factor, 10.0**power, rel_tol=1e-5)
+    return f"10^{power}" if factor >= PLAIN and near else _short(factor)
 
 
 def _finding(case: Case, title: str, at: int) -> Finding:
@@ -247,7 +256,7 @@ def _rate_jump(case: Case, at: int) -> tuple[str, str] | None:
     return (
         f"The learning rate jumped from {_short(float(rates[step - 1]))} to {_short(float(rates[step]))} "
         f"at step {steps[step]}.",
-        f"Undo the rate's jump of {_short(factor)} times, or warm it up over hundreds of steps.",
+        f"Undo the jump to {_times(factor)} times the rate, or warm it up over hundreds of steps.",
     )
 
 
