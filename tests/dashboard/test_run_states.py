@@ -40,6 +40,7 @@ def test_replicas_that_differ_are_no_error_in_the_code(reader: Client, alice: An
     factory.end(run, State.FAILED, detail, "user_code")
     said = html(reader, run)
     assert "Failed: replicas differ" in said and "an error in the training code" not in said
+    assert f"Rank 0 failed at step 19: {what}" in said, "without the name of a class"
 
 
 def test_data_that_are_not_those_it_began_with_are_no_error_in_the_code(reader: Client, alice: Any) -> None:

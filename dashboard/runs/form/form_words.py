@@ -92,9 +92,20 @@ ENDED_ITSELF = ("not_finite", "time_limit")
 """Causes of an end that the engine words itself, with fields of the spec; other details are of code or a library."""
 
 
+OF_ERRORS = {
+    "ReplicasDiffer": "replicas differ",
+    "CorpusError": "the data it reads",
+    "CheckpointError": "a checkpoint or weights",
+    "AddressError": "the address of its worker",
+}
+"""Classes of the engine's own errors, which stand before a message in a run's detail -> the cause in few words."""
+_OWN_ERROR = re.compile(rf"(?<=: )(?:{'|'.join(OF_ERRORS)}): ")
+
+
 def in_ended_words(detail: str, cause: str) -> str:
-    """Why a run ended, with fields called as in forms where the run ended itself; what code or a library said stays."""
-    return in_form_words(detail) if cause in ENDED_ITSELF else detail
+    """Why a run ended, with fields called as in forms where the run ended itself. What code or a library said stays; of
+    the engine's own errors the message says all, and their classes are left to the traceback."""
+    return in_form_words(detail) if cause in ENDED_ITSELF else _OWN_ERROR.sub("", detail)
 
 
 def first_error(errors: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dashboard.runs import linking, resuming, selectors
-from dashboard.runs.form.form_words import in_ended_words
+from dashboard.runs.form.form_words import OF_ERRORS, in_ended_words
 from dashboard.runs.generation import generated_text, text_times
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page import losses
@@ -54,13 +54,6 @@ CAUSES = {
     "not_finite": "loss not finite",
     "time_limit": "time limit",
 }
-OF_ERRORS = {
-    "ReplicasDiffer": "replicas differ",
-    "CorpusError": "the data it reads",
-    "CheckpointError": "a checkpoint or weights",
-    "AddressError": "the address of its worker",
-}
-"""Causes by the class of a rank's error, which stands in the detail."""
 
 
 @dataclass(frozen=True)
