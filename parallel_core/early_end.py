@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from parallel_core.analysis.quantities import count_text, steps_text
 from parallel_core.observe import record_files
 
 KIND = "early"
@@ -13,11 +14,11 @@ KIND = "early"
 
 
 def sentence(record: Mapping[str, Any]) -> str:
-    """`Ended after 120 of 1000 steps: its limit of 30 minutes (train.max_minutes).`, and whether it was saved there."""
+    """`Ended after 120 of 1 000 steps: its limit of 30 minutes (train.max_minutes).`; and if it saved none."""
     minutes = record["minutes"]
     unit = "minute" if minutes == 1 else "minutes"
     saved = "" if record["saved"] else " Nothing was saved there."
-    done = f"Ended after {record['done']} of {record['steps']} steps"
+    done = f"Ended after {count_text(record['done'])} of {steps_text(record['steps'])}"
     return f"{done}: its limit of {minutes:g} {unit} (train.max_minutes).{saved}"
 
 

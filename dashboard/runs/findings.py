@@ -26,7 +26,7 @@ from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diag
 from parallel_core.analysis.diagnosis.case import Step
 from parallel_core.analysis.diagnosis.place import Place, place
 from parallel_core.analysis.diagnosis.run_case import case_from
-from parallel_core.analysis.quantities import bytes_text, ns_text, significant
+from parallel_core.analysis.quantities import bytes_text, figure_text, ns_text
 from parallel_core.observe.observed_steps import first_timed
 from parallel_core.spec import RunSpec
 
@@ -125,7 +125,7 @@ def _card(newest: int | None, finding: Finding, seen: Place | None) -> Card:
 
 
 def place_text(seen: Place) -> str:
-    return f"Rank {seen.rank}, {significant(seen.begin)} to {significant(seen.end)} ms"
+    return f"Rank {seen.rank}, {figure_text(seen.begin)} to {figure_text(seen.end)} ms"
 
 
 def place_address(step: int, seen: Place) -> str:

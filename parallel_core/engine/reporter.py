@@ -15,7 +15,7 @@ import torch
 
 from parallel_core import early_end
 from parallel_core.analysis.meters import Work
-from parallel_core.analysis.quantities import plural_text
+from parallel_core.analysis.quantities import plural_text, significant
 from parallel_core.analysis.stats import summarise
 from parallel_core.engine.clocks import Clock
 from parallel_core.engine.device import Device
@@ -170,7 +170,7 @@ class Reporter:
             self.flush(whole=last)
         if last or now - self._logged >= LOG_S:
             losses = [f", loss {totals.loss:.6g}" for totals in known if self._rank == 0]
-            log.info("step %d: %.4g ms%s", step, took * 1e3, losses[-1] if losses else "")
+            log.info("step %d: %s ms%s", step, significant(took * 1e3, 4), losses[-1] if losses else "")
             self._logged = now
 
     def _speeds(self, took: float) -> dict[str, float]:
@@ -184,7 +184,8 @@ class Reporter:
     def evaluated(self, found: Evaluated) -> None:
         """Adds the held-out loss after a step, which rank 0 alone reports. Writes it where no step follows."""
         if self._rank == 0:
-            log.info("step %d: held-out loss %.6g, in %.4g ms", found.step, found.loss, found.seconds * 1e3)
+            took = significant(found.seconds * 1e3, 4)
+            log.info("step %d: held-out loss %.6g, in %s ms", found.step, found.loss, took)
             self._add(found.step, self._now(), {"eval_loss": found.loss, "eval_time": found.seconds})
             if found.step + 1 == self._spec.train.steps:
                 self._write_points()

@@ -9,7 +9,7 @@ import time
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from parallel_core.analysis.quantities import plural_text
+from parallel_core.analysis.quantities import count_text, plural_text, step_text, steps_text
 from parallel_core.limits import NOT_FINITE_STEPS
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class LossNotFinite(AgreedEnd):
 
     def __init__(self, since: int, done: int, steps: int) -> None:
         super().__init__(
-            f"The loss is not finite since step {since}: ended after {done} of {steps} steps (train.stop_on_nan), and "
-            "saved nothing since."
+            f"The loss is not finite since {step_text(since)}: ended after {count_text(done)} of {steps_text(steps)} "
+            "(train.stop_on_nan), and saved nothing since."
         )
         self.since = since
 

@@ -75,7 +75,7 @@ def test_a_signal_counts_more_than_the_time_limit(monkeypatch: pytest.MonkeyPatc
 
 def test_the_end_says_its_limit_and_what_was_not_saved() -> None:
     about: dict[str, Any] = {"done": 120, "steps": 1000, "minutes": 30.0, "saved": True}
-    said = "Ended after 120 of 1000 steps: its limit of 30 minutes (train.max_minutes)."
+    said = "Ended after 120 of 1\xa0000 steps: its limit of 30 minutes (train.max_minutes)."
     assert early_end.sentence(about) == said
     assert early_end.sentence({**about, "saved": False}) == f"{said} Nothing was saved there."
 
