@@ -6,7 +6,7 @@ that the ledger later compares with the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -35,8 +35,17 @@ ORDERS: tuple[dict[str, Any], ...] = (
     {"schedule": "zb-h1"},
     {"schedule": "zb-v"},
 )
-"""Schedules tried. GPipe is left out: it is never faster than 1F1B and keeps no less. Early gradients are faster, but
-may need more memory."""
+"""Schedules tried. Early gradients are faster, but may need more memory."""
+FAR: tuple[dict[str, Any], ...] = (
+    {"schedule": "gpipe"},
+    {"schedule": "gpipe"} | EARLY,
+    {"schedule": "looped-bfs"},
+    {"schedule": "looped-bfs"} | EARLY,
+    {"schedule": "zb-h2"},
+)
+"""Tried, too, where the ranks are on several hosts. With more micro-batches under way they wait less often for a slow
+link: 1F1B for nearly every message, GPipe on p stages for p - 1 each way. On one host messages are short, so that these
+would gain next to nothing, and keep more."""
 MOST_MICRO_BATCHES = 32
 """Most micro-batches tried, where fewer are possible: more hardly shorten a step on MOST_DEVICES, but take longer to
 simulate."""
@@ -101,7 +110,7 @@ def splits(
     run (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks; `on_progress`: progress callback (ways
     judged, ways in all).
     """
-    tried = list(_candidates(spec, min(devices, MOST_DEVICES)))
+    tried = list(_tried(spec, min(devices, MOST_DEVICES), placed))
     found = []
     for done, one in enumerate(tried):
         on_progress(done, len(tried))
@@ -119,13 +128,21 @@ def _measures(split: Split) -> tuple[float, int]:
     return split.seconds or 0.0, split.memory
 
 
-def _candidates(spec: RunSpec, devices: int) -> Iterator[RunSpec]:
+def _tried(spec: RunSpec, devices: int, placed: Placing) -> Iterator[RunSpec]:
+    """The runs that are judged: those in the orders of FAR only where they would be on several hosts."""
+    yield from _candidates(spec, devices)
+    for one in _candidates(spec, devices, FAR):
+        if one.parallel.pp > 1 and len(set(placed(one, worst_stage(one).total).hosts)) > 1:
+            yield one
+
+
+def _candidates(spec: RunSpec, devices: int, pipelines: Sequence[dict[str, Any]] = ORDERS) -> Iterator[RunSpec]:
     """The valid runs on at most `devices` devices, each once, with some numbers of micro-batches (`_counts`)."""
     for dp, tp, pp in product(range(1, devices + 1), repeat=3):
         if dp * tp * pp > devices or spec.train.global_batch % dp:
             continue
         counts = _counts(spec.train.global_batch // dp, pp)
-        orders = ORDERS if pp > 1 else ORDERS[:1]
+        orders = pipelines if pp > 1 else ORDERS[:1]
         shards = SHARDS if dp > 1 else SHARDS[:1]
         for order, count, how, shard in product(orders, counts, ("none", "full"), shards):
             parallel = {"dp": dp, "tp": tp, "pp": pp, "micro_batches": count, "recompute": how}

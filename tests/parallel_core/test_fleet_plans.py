@@ -4,13 +4,15 @@ reason.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
+from pydantic import ValidationError
 
 from parallel_core.plan import fleet
 from parallel_core.plan.fleet import Splits, splits
 from parallel_core.plan.memory import worst_stage
+from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.simulate.network import ALONE, Where
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
@@ -19,6 +21,7 @@ from tests.parallel_core.test_network import between
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
 SPEC = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 8}})
+LARGER = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 16}})
 BY_TORCH = [{"ranks": 2, "forward": 1e-3, "backward": 2e-3}]
 COSTS = table(MODEL, fully_sharded=BY_TORCH)
 
@@ -98,3 +101,28 @@ def test_splits_that_no_host_can_hold_are_predicted_where_they_would_be() -> Non
     never = splits(SPEC, COSTS, 2, placed=lambda spec, needs: Where(["a", "c"][: spec.parallel.world], where.between))
     assert {split.spec.parallel.world for split in never.able} == {1}
     assert any("between a and c were never timed" in split.why_not for split in never.refused)
+
+
+def test_over_a_slow_link_no_schedule_with_a_flush_is_faster_than_the_first_split(found: Splits) -> None:
+    """1F1B waits for nearly every message, GPipe for the first and the last ones alone. On one host neither is worth
+    its memory, and only the usual orders are tried."""
+    costs = table(MODEL, tps=(1,), fully_sharded=BY_TORCH)
+    where = Where(["a", "b"], [between("a", "b", 1e-2, 1e-7)])
+    over = splits(LARGER, costs, 2, placed=lambda spec, needs: where if spec.parallel.world > 1 else ALONE)
+    names = [name for name, traits in TRAITS.items() if traits.sync == "flush" and name != CUSTOM]
+    least = min(
+        predict_step(spec, costs, where=where).seconds
+        for name, count, early in product(names, (2, 4, 8, 16), (False, True))
+        if (spec := _piped(schedule=name, micro_batches=count, early_gradients=early)) is not None
+    )
+    assert over.able[0].spec.parallel.schedule == "gpipe"
+    assert (over.able[0].seconds or 0) <= least
+    assert {split.spec.parallel.schedule for split in found.able} & {"gpipe", "looped-bfs", "zb-h2"} == set()
+
+
+def _piped(**parallel: object) -> RunSpec | None:
+    """LARGER on two stages; None where the schedule refuses that."""
+    try:
+        return RunSpec.model_validate(LARGER.model_dump() | {"parallel": {"pp": 2, **parallel}})
+    except ValidationError:
+        return None
