@@ -17,6 +17,7 @@ from dashboard.ledger import host_links
 from dashboard.ledger.models import WITHDRAWN, LinksBetween, Prediction, Profile, ProfileState
 from dashboard.ledger.ranges import Earlier, Range
 from dashboard.ledger.simulated import simulated, table_of
+from dashboard.one_look import read_once
 from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
 from dashboard.runs.waiting.spreading import several
@@ -246,6 +247,12 @@ def paced(run: Run, profile: Profile, hosts: Sequence[str] = ()) -> float | None
     together = max(Counter(hosts).values(), default=run.devices)
     spells = spells_beside(metrics.by_rank(run, "reference_time", run.devices), table.usual(together))
     return predict_step(spec, table, where=where(spec, hosts), spells=spells).seconds if spells else None
+
+
+@read_once
+def prediction_of(run: Run) -> Prediction | None:
+    """What was predicted of the run."""
+    return Prediction.objects.filter(run=run).first()
 
 
 def settled() -> QuerySet[Prediction]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dashboard.ledger.models import Prediction
+from dashboard.ledger.selectors import prediction_of
 from dashboard.runs.differences import differences
 from dashboard.runs.form.form_words import short_label
 from dashboard.runs.models import Run
@@ -59,9 +59,11 @@ class Foretold:
 def foretold(run: Run) -> Foretold | None:
     """The What if of another run that predicted this one, and once it has ended how far off that was; None if there is
     none. Nothing is said of the error where others used the devices, or these were others than those replayed."""
-    said = Prediction.objects.filter(run=run, replayed_seconds__gt=0).first()
-    source = Run.objects.only("name").filter(foresaw=said).first() if said else None
-    if said is None or said.replayed_seconds is None or source is None:
+    said = prediction_of(run)
+    if said is None or not said.replayed_seconds or said.replayed_seconds <= 0:
+        return None
+    source = Run.objects.only("name").filter(foresaw=said).first()
+    if source is None:
         return None
     words = f"{seconds_text(said.replayed_seconds)} a step"
     if said.measured_seconds and not (said.noisy or said.elsewhere):

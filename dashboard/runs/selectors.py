@@ -14,6 +14,7 @@ import numpy as np
 from django.db.models import Count, Max, Subquery
 
 from dashboard.one_look import looking, read_once
+from dashboard.runs.attempts_read import attempt_of, attempts_of
 from dashboard.runs.browse.run_list import SORTS, Filters, list_runs
 from dashboard.runs.metrics import (
     Series,
@@ -28,6 +29,7 @@ from dashboard.runs.metrics import (
 from dashboard.runs.models import ENDED, Attempt, Cursor, LogChunk, MemoryRecord, RankInfo, Run
 from dashboard.runs.tracing.kept_spans import (
     any_dropped,
+    chunks_of,
     dropped_text,
     kept_text,
     missing_text,
@@ -95,12 +97,6 @@ LONGEST_CHARACTER = 4
 """Bytes of the longest character in UTF-8."""
 
 
-@read_once
-def attempt_of(run: Run) -> Attempt | None:
-    """The newest attempt."""
-    return run.attempts.order_by("-number").first()
-
-
 def on_hosts(names: Sequence[str]) -> list[Run]:
     """The runs that hold devices of these workers now."""
     active = Attempt.objects.filter(over=False).select_related("run__owner").order_by("pk") if names else ()
@@ -163,12 +159,15 @@ def arrived(run: Run, step: int) -> str:
     """Part of a cache key: another one as soon as more of a traced step has arrived, or that of another attempt, which
     has as many spans."""
     kept, recorded = span_counts(run, step)
-    attempt = spans_of_newest(run).filter(step=step).values_list("attempt", flat=True).first()
+    attempt = next((own for own, *_ in chunks_of(run, step)), None)
     return f"{run.pk}:{run.queued_at.timestamp()}:{attempt}:{step}:{kept}:{recorded}"
 
 
 def clock_within(run: Run, step: int) -> int | None:
-    """The largest error bound (ns) of clocks on other hosts against rank 0's; None on one host."""
+    """The largest error bound (ns) of clocks on other hosts against rank 0's; None on one host: that is known without
+    the rows of spans, which are large."""
+    if not any(len(attempt.devices) > 1 for attempt in attempts_of(run)):
+        return None
     found: int | None = spans_of_newest(run).filter(step=step).aggregate(most=Max("clock_within"))["most"]
     return found
 

@@ -65,7 +65,7 @@ def test_a_runs_page_reads_nothing_twice(client: Client, alice: Any) -> None:
     with CaptureQueriesContext(connection) as seen:
         assert client.get(f"/runs/{run.pk}/").status_code == 200
     again = {sql: count for sql, count in Counter(one["sql"] for one in seen.captured_queries).items() if count > 1}
-    assert again == {} and len(seen.captured_queries) > 20
+    assert again == {} and 20 < len(seen.captured_queries) <= 29, "each takes longer to write than to answer"
 
 
 @pytest.mark.django_db

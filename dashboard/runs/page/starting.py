@@ -10,6 +10,7 @@ from dashboard.ages import since, span
 from dashboard.ledger.models import ProfileState
 from dashboard.ledger.selectors import in_front, usual_wait
 from dashboard.runs.attempts import Attempt, devices_text
+from dashboard.runs.attempts_read import attempts_of
 from dashboard.runs.models import Run
 from parallel_core.analysis.quantities import seconds_text
 from workers.contract import PROFILE_LIMIT_S
@@ -60,7 +61,7 @@ def age_text(run: Run) -> SafeString:
 def _took(run: Run) -> str:
     """`, took 8.2 s`: how long the ranks of its attempts ran, all together; '' if none ever did. As their workers timed
     it, whatever was done to the clocks of hosts; of one that was lost, as the controller saw it."""
-    ran = run.attempts.filter(started_at__isnull=False).values_list("started_at", "ended_at", "report__ran_s")
+    ran = ((one.started_at, one.ended_at, one.report.get("ran_s")) for one in attempts_of(run))
     seen = ((timed, (end - begin).total_seconds()) for begin, end, timed in ran if begin and end)
     took = [timed if isinstance(timed, (int, float)) else max(0.0, between) for timed, between in seen]
     each = f" in {len(took)} attempts" if len(took) > 1 else ""

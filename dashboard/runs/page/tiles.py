@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dashboard.ledger.models import Prediction
+from dashboard.ledger.selectors import prediction_of
 from dashboard.runs import selectors
 from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import ENDED, Run
@@ -95,7 +96,7 @@ def _loss_note(run: Run, loss: selectors.Series) -> str:
 
 def _step_time(run: Run) -> Tile:
     """The steps as a line and the prediction as a dashed one; until there is a line, the prediction as an outline."""
-    seconds, said = selectors.series(run, "step_time"), Prediction.objects.filter(run=run).first()
+    seconds, said = selectors.series(run, "step_time"), prediction_of(run)
     predicted = said.seconds if said else None
     shown = seconds.thinned(BUCKETS).value
     points = line(shown, predicted)

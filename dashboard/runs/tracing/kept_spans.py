@@ -15,9 +15,14 @@ WHY = "its worker's disk limit was reached before the yard had stored them."
 @read_once
 def span_counts(run: Run, step: int, rank: int | None = None) -> tuple[int, int]:
     """(kept, recorded) numbers of spans of a step over all ranks, or of one: charts that show a part say "N of M"."""
-    chunks = spans_of_newest(run).filter(step=step, **({} if rank is None else {"rank": rank}))
-    counts = list(chunks.values_list("count", "total"))
+    counts = [(count, total) for _, own, count, total in chunks_of(run, step) if rank is None or own == rank]
     return sum(count for count, _ in counts), sum(total for _, total in counts)
+
+
+@read_once
+def chunks_of(run: Run, step: int) -> list[tuple[int, int, int, int]]:
+    """(attempt, rank, number of spans kept, recorded) of each rank whose part of a traced step has arrived."""
+    return list(spans_of_newest(run).filter(step=step).values_list("attempt", "rank", "count", "total"))
 
 
 def kept_text(run: Run, step: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dashboard.runs.attempts_read import attempts_of
 from dashboard.runs.metrics import Series, parts_of, series
 from dashboard.runs.models import Run
 from parallel_core.analysis.stats import Stats, summarise
@@ -22,8 +23,8 @@ def _is_timed(run: Run, steps: np.ndarray) -> np.ndarray:
     """For each of the steps whether it is timed."""
     spec = RunSpec.stored(run.spec)
     timed = (steps >= spec.train.warmup_steps) & (steps < spec.train.steps)
-    for begins in run.attempts.values_list("begins", flat=True):
-        first = begins.get("step") or 0
+    for attempt in attempts_of(run):
+        first = attempt.begins.get("step") or 0
         warm_until = min(first + spec.train.warmup_steps, spec.train.steps - 1)
         timed &= (steps < first) | (steps >= warm_until)
     return timed

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db.models import Count, QuerySet, Subquery
 
-from dashboard.one_look import read_once
+from dashboard.one_look import looking, read_once
 from dashboard.runs.models import Run, SpanChunk
 from dashboard.runs.tracing.thinned import Thinned, thinned
 
@@ -69,13 +69,17 @@ def step_choice(run: Run, asked: int | None) -> StepChoice:
     at = asked if asked is not None else next(iter(newest), None)
     if at is None:
         return StepChoice([], 0)
+    every = len(newest) < NEWEST
+    choice = StepChoice.among(newest[::-1], at) if every else _beside(found, newest, at)
+    return replace(choice, marks=_marks(run, choice.steps), thinned=thinned(run))
+
+
+def _beside(found: QuerySet[SpanChunk], newest: Sequence[int], at: int) -> StepChoice:
+    """The choice where there are more than the `newest` steps: those, and the ones beside `at`."""
     below, here = _down(found.filter(step__lt=at), BESIDE), _down(found.filter(step=at), 1)
     above = list(found.filter(step__gt=at).order_by("step").values_list("step", flat=True).distinct()[:BESIDE])
-    total = len(newest)
-    if total == NEWEST:
-        total = found.order_by().aggregate(total=Count("step", distinct=True))["total"]
-    choice = _offered(newest[::-1], below[::-1], here, above, total=total, asked=None if here else at)
-    return replace(choice, marks=_marks(run, choice.steps), thinned=thinned(run))
+    total = found.order_by().aggregate(total=Count("step", distinct=True))["total"]
+    return _offered(newest[::-1], below[::-1], here, above, total=total, asked=None if here else at)
 
 
 def _marks(run: Run, steps: Sequence[int]) -> dict[int, str]:
@@ -149,8 +153,22 @@ def was_traced(run: Run, step: int) -> bool:
 
 def spans_of_newest(run: Run) -> QuerySet[SpanChunk]:
     """Spans of the newest attempt that traced any step."""
+    newest = _attempts_that_traced(run)[:1]
+    if not looking():
+        return SpanChunk.objects.filter(attempt_id=Subquery(newest))
+    return SpanChunk.objects.filter(attempt_id__in=_newest_that_traced(run))
+
+
+def _attempts_that_traced(run: Run) -> QuerySet[SpanChunk, Any]:
+    """The newest first."""
     every = SpanChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
-    return SpanChunk.objects.filter(attempt_id=Subquery(every.values("attempt_id")[:1]))
+    return every.values_list("attempt_id", flat=True)
+
+
+@read_once
+def _newest_that_traced(run: Run) -> tuple[int, ...]:
+    """Asked once by a page that has ten questions about its spans; () if none traced any."""
+    return tuple(_attempts_that_traced(run)[:1])
 
 
 def traced_from(run: Run) -> int:
