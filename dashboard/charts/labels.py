@@ -37,9 +37,9 @@ def placed(points: Sequence[tuple[float, float, str]], width: float, height: flo
     for i in sorted(range(len(points)), key=lambda i: points[i][0]):
         others = np.concatenate([np.delete(dots, i, axis=0), taken])
         boxes = {side: _box(*points[i], side) for side in _SIDES}
-        inside = [side for side, box in boxes.items() if _inside(box, width, height)]
-        covers = {side: _met(boxes[side], others) for side in inside or _SIDES}
-        out[i] = min(covers, key=covers.__getitem__)
+        sides = [side for side, box in boxes.items() if _inside(box, width, height)] or list(_SIDES)
+        covers = _meets(np.array([boxes[side] for side in sides]).T[:, :, None], others).sum(axis=1)
+        out[i] = sides[int(covers.argmin())]
         taken = np.vstack([taken, boxes[out[i]]])
     return out
 

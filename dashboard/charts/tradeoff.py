@@ -93,20 +93,20 @@ def _title(points: Sequence[Point], best: Sequence[Point]) -> str:
 def _close(points: Sequence[Point], best: Sequence[Point]) -> str:
     """How many others may be as good as one of the best: its memory is as large, and its time within noise."""
     front = {id(entry) for entry, _, _ in best}
-    others = [point for point in points if id(point[0]) not in front]
-    beaten = (any(_beats(point, one) for point in points if point is not one) for one in others)
-    return also_close([one[0].label for one, known in zip(others, beaten, strict=True) if not known])
+    written = [(point, bytes_text(point[2] * MIB)) for point in points]  # each once: of many runs, pairs are very many
+    others = [one for one in written if id(one[0][0]) not in front]
+    beaten = (any(_beats(*each, *one) for each in written if each is not one) for one in others)
+    return also_close([one[0].label for (one, _), known in zip(others, beaten, strict=True) if not known])
 
 
-def _beats(one: Point, other: Point) -> bool:
+def _beats(one: Point, memory: str, other: Point, its_memory: str) -> bool:
     """Whether one takes less memory, as it is written, in no more time, or no more memory in less time beyond noise."""
-    less, equal = one[2] < other[2], bytes_text(one[2] * MIB) == bytes_text(other[2] * MIB)
-    if less and not equal and one[1] <= other[1]:
+    if one[1] > other[1] or not (one[2] < other[2] or memory == its_memory):
+        return False
+    if one[2] < other[2] and memory != its_memory:
         return True
     a, b = one[0].result, other[0].result
-    if a is None or b is None or speedup(b.step, a.step).within_noise:
-        return False
-    return one[1] < other[1] and (less or equal)
+    return one[1] < other[1] and a is not None and b is not None and not speedup(b.step, a.step).within_noise
 
 
 def _pairs(points: Sequence[Point]) -> list[tuple[Point, Point]]:

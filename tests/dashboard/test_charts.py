@@ -19,6 +19,7 @@ from dashboard.charts.loss import Curve
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.downsample import Means
 from parallel_core.analysis.losses import Losses
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.analysis.stats import Speedup, Stats
 from tests.dashboard.every_chart import ENTRIES, MEMORY, charts, entry
 from tests.dashboard.test_svg import TAG, tree
@@ -346,3 +347,18 @@ def test_words_of_a_row_do_not_stand_across_a_line() -> None:
     assert totals["x"] == [78.0, 20.0]
     half = plan_charts.memory([("half", {"params": 55.0 * gib})], [78.0 * gib], "t").figure["data"][-1]
     assert (half["x"], half["meta"]["narrow"]["x"]) == ([55.0], [78.0]), "text takes relatively more room on a phone"
+
+
+def test_of_two_hundred_runs_each_memory_is_written_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each pair of runs both were written anew: some ten thousand times, which took most of a page's time."""
+    written: list[float] = []
+
+    def note(count: float, **how: Any) -> str:
+        written.append(count)
+        return bytes_text(count, **how)
+
+    monkeypatch.setattr(tradeoff, "bytes_text", note)
+    fast = [entry(f"fast {i}", 60 + i, 1, memory={**MEMORY, "activations": (200 - i) << 20}) for i in range(100)]
+    slow = [entry(f"slow {i}", 70 + i, 1, memory={**MEMORY, "activations": (200 - i) << 20}) for i in range(100)]
+    made = tradeoff.chart([*fast, *slow], "measured")
+    assert made.title.startswith("100 of 200 are beaten by none") and len(written) <= 3 * 200

@@ -56,13 +56,14 @@ class Setting:
         shared = self.cores and spec.train.device == "cpu"
         return min(own, self.cores / (1 + recompute_share(spec))) if shared else own
 
-    def over_baseline(self, run: Run, spec: RunSpec) -> float | None:
-        """The ideal speedup over the baseline. None where more than the split differs (model, batch, precision or
-        device), as nothing bounds what that changes."""
+    def ideals(self, run: Run, spec: RunSpec) -> tuple[float | None, float | None]:
+        """The ideal speedup over one device, and over the baseline. None where more than the split differs from the
+        baseline (model, batch, precision or device), as nothing bounds what that changes."""
         base = self.base_spec
         if any(part(spec) != part(base) for part in _BOUNDED) or self._on_other_devices(run):
-            return None
-        return self.ideal(spec) / self._ideal_of_base
+            return None, None
+        own = self.ideal(spec)
+        return own, own / self._ideal_of_base
 
     @cached_property
     def _ideal_of_base(self) -> float:
@@ -86,7 +87,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting, short: Short
     own = own_step(run, setting.details)
     step = scaled(own, spec, setting.base_spec)
     done = run.state == State.SUCCEEDED
-    ideal = setting.over_baseline(run, spec)
+    alone, ideal = setting.ideals(run, spec)
     baseline, base_batch = run.pk == setting.base.pk, setting.base_spec.train.global_batch
     broken = ", broken" if run.injected and not label.startswith("Broken") else ""
     name, label = short.names.get(label, ""), f"{label}{broken}"
@@ -97,7 +98,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting, short: Short
         family=family(spec),
         recompute=spec.parallel.recompute != "none",
         baseline=baseline,
-        result=_result(run, spec, label, step, setting.ideal(spec) if ideal else None) if step else None,
+        result=_result(run, spec, label, step, alone) if step else None,
         speed=_gain(run, spec, step, setting),
         ideal=ideal,
         others=run.summary.get("cpu_others"),
