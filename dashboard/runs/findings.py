@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from urllib.parse import urlencode
 
 import numpy as np
@@ -18,14 +19,16 @@ from django.db.models import Count, Sum
 from dashboard.once import once
 from dashboard.one_look import read_once
 from dashboard.runs import selectors
+from dashboard.runs.curves import NONE, curves
 from dashboard.runs.memory_limits import memory_limit
-from dashboard.runs.models import ENDED, Cursor, DeadLetter, Run
+from dashboard.runs.models import ENDED, Checkpoint, Cursor, DeadLetter, Run
 from dashboard.runs.places import numbers_of
+from dashboard.runs.tracing.traced import newest_traced_steps
 from dashboard.runs.waiting.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose, unjudged
 from parallel_core.analysis.diagnosis.case import Step
 from parallel_core.analysis.diagnosis.place import Place, place
-from parallel_core.analysis.diagnosis.run_case import case_from
+from parallel_core.analysis.diagnosis.run_case import SERIES, case_from
 from parallel_core.analysis.quantities import bytes_text, figure_text, ns_text
 from parallel_core.observe.observed_steps import first_timed
 from parallel_core.spec import RunSpec
@@ -37,7 +40,7 @@ KEPT_S = 3600
 FRESH_S = 20
 """How long findings of a run that goes on are shown; with hundreds of ranks, judging it takes seconds."""
 
-_Kept = tuple[list[Finding], tuple[int, str], list[Place | None]]
+_Judged = tuple[list[Finding], tuple[int, str], list[Place | None]]
 """The findings, (number of rules applied, why not all were), and the place of each finding."""
 
 
@@ -74,7 +77,19 @@ def findings(run: Run, wait: bool = True) -> Findings:
     newest = selectors.newest_traced_step(run)
     if newest is None and run.step is None:  # not `loss`, which is None where it is not finite
         return Findings([], 0, 0)
-    key = _key(run, newest)
+    return _kept(run, newest, _key(run, newest), wait)
+
+
+def findings_of(runs: Sequence[Run]) -> dict[int, Findings]:
+    """The findings of several runs, by run: those that are kept are found with as many queries as those of one."""
+    newest = newest_traced_steps(runs)
+    judged = [run for run in runs if newest[run.pk] is not None or run.step is not None]
+    keys = _keys(judged, newest)
+    kept = {run.pk: _kept(run, newest[run.pk], keys[run.pk]) for run in judged}
+    return {run.pk: kept.get(run.pk, Findings([], 0, 0)) for run in runs}
+
+
+def _kept(run: Run, newest: int | None, key: str, wait: bool = True) -> Findings:
     if not wait and newest is not None and key not in cache and selectors.span_counts(run, newest)[0] > QUICK_SPANS:
         return Findings([], 0, 0, later=True)
     kept = once(key, lambda: _judged(run, newest), KEPT_S if run.state in ENDED else FRESH_S)
@@ -91,20 +106,36 @@ def change_of(run: Run, rule: str) -> str:
 
 @read_once
 def _key(run: Run, newest: int | None) -> str:
-    """Of a run that goes on, without its step: it is judged anew only after FRESH_S, and all browsers share that. Of
-    one that has ended, with all that may still arrive of it, as from another host, and its checkpoints that are left.
-    """
-    about: tuple[object, ...] = (newest, run.loss is None)
-    if run.state in ENDED:
-        left = run.checkpoints.aggregate(Count("pk"), Sum("step"))
-        arrived = Cursor.objects.filter(attempt__run=run).aggregate(Count("pk"), Sum("offset"))
-        aside = DeadLetter.objects.filter(attempt__run=run).count()  # fewer once some are stored again
-        about = (newest, run.step, run.summary, left, arrived, aside)
-    digest = hashlib.sha256(repr((run.queued_at, run.state, *about)).encode()).hexdigest()
-    return f"findings-why:{run.pk}:{digest}"
+    return _keys([run], {run.pk: newest})[run.pk]
 
 
-def _judged(run: Run, newest: int | None) -> _Kept:
+def _keys(runs: Sequence[Run], newest: Mapping[int, int | None]) -> dict[int, str]:
+    """A cache key for each run, with its newest traced step. Of one that goes on, without its step: it is judged anew
+    only after FRESH_S, and all browsers share that. Of one that has ended, with all that may still arrive of it, as
+    from another host, and its checkpoints that are left."""
+    told = _arrived([run for run in runs if run.state in ENDED])
+    found = {}
+    for run in runs:
+        more = (run.step, run.summary, *told[run.pk]) if run.pk in told else (run.loss is None,)
+        about = (run.queued_at, run.state, newest[run.pk], *more)
+        found[run.pk] = f"findings-why:{run.pk}:{hashlib.sha256(repr(about).encode()).hexdigest()}"
+    return found
+
+
+def _arrived(runs: Sequence[Run]) -> dict[int, tuple[object, ...]]:
+    """By run, how much of it is there: checkpoints, bytes of its files, and records that were set aside, which are
+    fewer once some are stored again."""
+    if not runs:
+        return {}
+    of = {"attempt__run__in": runs}
+    left = Checkpoint.objects.filter(run__in=runs).order_by().values_list("run").annotate(Count("pk"), Sum("step"))
+    files = Cursor.objects.filter(**of).order_by().values_list("attempt__run").annotate(Count("pk"), Sum("offset"))
+    aside = DeadLetter.objects.filter(**of).order_by().values_list("attempt__run").annotate(Count("pk"))
+    each = [{pk: counts for pk, *counts in rows} for rows in (left, files, aside)]
+    return {run.pk: tuple(rows.get(run.pk) for rows in each) for run in runs}
+
+
+def _judged(run: Run, newest: int | None) -> _Judged:
     case = case_of(run)
     found = diagnose(case)
     spans = selectors.spans(run, newest) if found and newest is not None else {}
@@ -160,9 +191,13 @@ class _StoredRecords:
     run: Run
     spec: RunSpec
 
+    @cached_property
+    def _curves(self) -> Mapping[tuple[str, int], np.ndarray]:
+        return curves(self.run, SERIES, range(self.spec.parallel.world))
+
     def curve(self, name: str, rank: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        found = selectors.series(self.run, name, rank)
-        return found.step, found.value
+        found = self._curves.get((name, rank), NONE)
+        return found["step"], found["value"]
 
     def peaks(self) -> Mapping[int, int]:
         return {rank: record.peak_total for rank, record in selectors.memory(self.run).items()}

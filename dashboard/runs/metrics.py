@@ -66,7 +66,7 @@ def series(
 @read_once
 def _points(run: Run, name: str, rank: int, since_step: int, pauses: bool) -> np.ndarray:
     parts, _ = _merged(_chunks(run, name, rank), ahead(run, rank), since_step, _begun(run, name))
-    points = _joined(parts, pauses=pauses)
+    points = joined(parts, pauses=pauses)
     points = points[points["step"] > since_step]
     points.flags.writeable = False  # others may get the same
     return points
@@ -75,7 +75,7 @@ def _points(run: Run, name: str, rank: int, since_step: int, pauses: bool) -> np
 def series_and_replaced(run: Run, name: str, rank: int = 0, buckets: int = 0) -> tuple[Series, list[Series]]:
     """The series of a rank, and of each earlier attempt the points that a later one replaced, if there are any."""
     parts, replaced = _merged(_chunks(run, name, rank), ahead(run, rank), begun=_begun(run, name))
-    return _series(_joined(parts), buckets), [_series(one, buckets) for one in replaced.values()]
+    return _series(joined(parts), buckets), [_series(one, buckets) for one in replaced.values()]
 
 
 class _Head(NamedTuple):
@@ -107,7 +107,7 @@ def grown(run: Run, name: str, rank: int, step: int) -> tuple[Series, list[Serie
         else:
             over[head.attempt] += head.points
     older = [_series(points, 0, over[number]) for number, points in replaced.items()]
-    return _series(_joined(parts), 0, held), older
+    return _series(joined(parts), 0, held), older
 
 
 def first_after(run: Run, name: str, rank: int, step: int, limit: int) -> Series:
@@ -128,7 +128,7 @@ def first_after(run: Run, name: str, rank: int, step: int, limit: int) -> Series
         elif head.pk not in read:
             unread += head.points
     parts, _ = _merged(chunks.filter(pk__in=read), ahead(run, rank), step, begun)
-    points = _joined(parts)
+    points = joined(parts)
     found = _series(points[points["step"] > step], 0, unread)
     shown = min(limit, found.shown)
     return Series(found.step[:limit], found.time[:limit], found.value[:limit], shown, found.total)
@@ -229,7 +229,7 @@ Part = tuple[int, np.ndarray]
 """(number of the attempt, points)."""
 
 
-def _joined(parts: Sequence[Part], *, pauses: bool = True) -> np.ndarray:
+def joined(parts: Sequence[Part], *, pauses: bool = True) -> np.ndarray:
     """The parts of `_merged`, one after another. Without `pauses`, those of each later attempt are moved to follow the
     ones before; so they are where they would else begin before these, by a clock that no heartbeat has told."""
     held = np.empty(0, POINT)
@@ -247,21 +247,27 @@ def _merged(
     since_step: int = -1,
     begun: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[list[Part], dict[int, np.ndarray]]:
-    """The points of all attempts; each later attempt replaces the earlier ones from its first step on, or from the one
-    in `begun`. And by the attempt's number those that were replaced, if there are any. `early` = `host_clocks.ahead`:
-    times become those of the broker's clock."""
+    """`merged` of a series, without its chunks up to `since_step`."""
     # The first step of a later attempt is needed even if its early chunks are not.
-    firsts: dict[int, int] = dict(begun)
-    rows: list[tuple[int, Any]] = []
     wanted = Case(When(last_step__gt=since_step, then=F("data")), default=None)
     fields = ("attempt__number", "first_step", "wanted")
-    for number, first, data in chunks.order_by(*_IN_ORDER).annotate(wanted=wanted).values_list(*fields):
+    return merged(chunks.order_by(*_IN_ORDER).annotate(wanted=wanted).values_list(*fields), early, begun)
+
+
+def merged(
+    chunks: Iterable[tuple[int, int, Any]], early: Mapping[int, float], begun: Mapping[int, int]
+) -> tuple[list[Part], dict[int, np.ndarray]]:
+    """The points of all attempts; each later attempt replaces the earlier ones from its first step on, or from the one
+    in `begun`. And by the attempt's number those that were replaced, if there are any. `early` = `host_clocks.ahead`:
+    times become those of the broker's clock. `chunks` = (attempt, first step, points or None), in order."""
+    firsts, rows = dict(begun), list(chunks)
+    for number, first, _ in rows:
         firsts[number] = min(first, firsts.get(number, first))
-        if data is not None:
-            rows.append((number, data))
     parts: list[Part] = []
     replaced: dict[int, list[np.ndarray]] = {}
-    for number, data in rows:
+    for number, _, data in rows:
+        if data is None:
+            continue
         points = np.frombuffer(bytes(data), POINT).copy()
         points["time"] -= early.get(number, 0.0)
         later = [first for other, first in firsts.items() if other > number]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dashboard.runs.attempts_read import attempt_of
 from dashboard.runs.models import Attempt, RankInfo, Run
 from dashboard.runs.waiting.spreading import core_by_rank, hosts_of, workers_of
 from parallel_core.analysis.diagnosis.run_case import together
@@ -65,7 +66,7 @@ def together_of(run: Run) -> int:
 def numbers_of(run: Run) -> dict[int, int | None]:
     """The number of each rank's device on its host. Of ranks that told none, as in earlier versions, it is that of a
     core of their worker, which the names of its devices tell today; None where that is not known either."""
-    attempt = run.attempts.order_by("-number").first()
+    attempt = attempt_of(run)
     told = dict(RankInfo.objects.filter(attempt=attempt).values_list("rank", "hello__number"))
     on_cpu = run.spec.get("train", {}).get("device") == "cpu"
     cores = core_by_rank(attempt) if on_cpu and None in told.values() else {}

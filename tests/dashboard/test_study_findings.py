@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from dashboard.runs.findings import findings as of_run
+from dashboard.runs.findings import findings_of
+from dashboard.runs.models import SpanChunk
+from dashboard.runs.tracing.traced import newest_traced_step, newest_traced_steps
+from dashboard.studies.models import Study
 from dashboard.studies.overview import findings
 from dashboard.studies.overview.findings import of_overview
 from dashboard.studies.selectors import overview
@@ -56,3 +62,35 @@ def test_nothing_measured_nothing_said(client: Client, alice: Any) -> None:
     client.force_login(alice)
     part = client.get(f"/studies/{study.pk}/findings/").content.decode()
     assert "data-rule" not in part and "Nothing wrong" not in part
+
+
+def _asked(client: Client, study: Study) -> int:
+    with CaptureQueriesContext(connection) as seen:
+        assert client.get(f"/studies/{study.pk}/findings/").status_code == 200
+    return len(seen)
+
+
+def test_findings_that_are_kept_take_as_many_queries_for_many_runs_as_for_few(client: Client, alice: Any) -> None:
+    """It was five for each run, and 23 for each that was not judged yet."""
+    few = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
+    many = factory.study(alice, splits=({}, {"dp": 2}, {"tp": 2}, {"pp": 2}, NAIVE), recompute=False)
+    client.force_login(alice)
+    first = [_asked(client, study) for study in (few, many)]
+    assert first[1] - first[0] <= 3 * 14
+    assert _asked(client, few) == _asked(client, many)
+
+
+def test_of_many_runs_are_found_the_same_as_of_each(alice: Any) -> None:
+    """One in order, and three of which not all ranks, none, or an attempt that traced nothing, has the newest step."""
+    runs = [*(factory.finished(alice, {"dp": 2}) for _ in range(4)), factory.queued(alice)]
+    newest = SpanChunk.objects.filter(attempt__run__in=runs[1:3])
+    for chunk in newest:  # as of an earlier step
+        chunk.pk, chunk.step = None, chunk.step - 5
+        chunk.save()
+    late = newest.filter(step=newest_traced_step(runs[0]) or 0)
+    late.filter(attempt__run=runs[1], rank=1).delete()
+    late.filter(attempt__run=runs[2]).update(count=0)
+    factory.start(runs[3])
+    assert newest_traced_steps(runs) == {run.pk: newest_traced_step(run) for run in runs}
+    assert len({newest_traced_step(run) for run in runs}) == 3
+    assert findings_of(runs) == {run.pk: of_run(run) for run in runs}

@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from django.db.models import Count, QuerySet, Subquery
+from django.db.models import Count, OuterRef, QuerySet, Subquery
 
 from dashboard.one_look import looking, read_once
 from dashboard.runs.models import Run, SpanChunk
@@ -122,6 +122,23 @@ def newest_traced_step(run: Run) -> int | None:
         newest = step if newest is None else newest
         kept = step if kept is None and ranks else kept
     return newest if kept is None else kept
+
+
+def newest_traced_steps(runs: Sequence[Run]) -> dict[int, int | None]:
+    """`newest_traced_step` of several runs, from one query where their last steps are whole, as nearly always."""
+    of_run = SpanChunk.objects.filter(attempt__run=OuterRef("pk")).order_by("-attempt__number", "-step")
+    last = SpanChunk.objects.filter(attempt=OuterRef("traced"), step=OuterRef("newest"), count__gt=0).order_by()
+    rows = (
+        Run.objects.filter(pk__in=[run.pk for run in runs])
+        .annotate(traced=Subquery(of_run.values("attempt")[:1]), newest=Subquery(of_run.values("step")[:1]))
+        .annotate(ranks=Subquery(last.values("step").annotate(ranks=Count("pk")).values("ranks")))
+    )
+    known = {pk: (newest, ranks) for pk, *_, newest, ranks in rows.values_list("pk", "traced", "newest", "ranks")}
+    found: dict[int, int | None] = {}
+    for run in runs:
+        newest, ranks = known.get(run.pk, (None, None))
+        found[run.pk] = newest if newest is None or ranks == run.devices else newest_traced_step(run)
+    return found
 
 
 def ranks_with_spans(run: Run) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dashboard.runs.findings import Card, findings
+from dashboard.runs.findings import Card, findings_of
 from dashboard.studies.overview.overviews import Overview
 from dashboard.studies.overview.rows import Row
 
@@ -51,8 +51,9 @@ def of_overview(view: Overview) -> OfStudy:
     """Judges the runs; urgent findings come first, then those that cost the largest part of the run's own step."""
     chosen = sorted(view.rows, key=_distance, reverse=True)[:JUDGED]
     found, judged, rules = [], 0, 0
+    of = findings_of([row.run for row in chosen])
     for row in chosen:
-        own = findings(row.run)
+        own = of[row.run.pk]
         judged += bool(own.checked)
         rules = max(rules, own.checked)
         if own.cards:
