@@ -55,6 +55,15 @@ def test_the_worst_run_comes_first_and_healthy_ones_are_silent(
     assert of_overview(overview(study.runs.all(), study.baseline)).judged == 1
 
 
+def test_of_disturbed_runs_the_one_that_lost_most_comes_first(alice: Any) -> None:
+    study = factory.study(alice, splits=({}, {"dp": 2}, {"tp": 2}), recompute=False)
+    for run, others in zip(study.runs.order_by("position"), (0.5, 0.9, 0.7), strict=True):
+        run.summary = {**run.summary, "cpu_others": others}
+        run.save()
+    made = of_overview(overview(study.runs.all(), study.baseline))
+    assert [one.card.finding.title.partition(" of the time")[0] for one in made.found] == ["90 %", "70 %", "50 %"]
+
+
 def test_nothing_measured_nothing_said(client: Client, alice: Any) -> None:
     study = factory.study(alice, splits=({},), recompute=False)
     study.runs.all().delete()

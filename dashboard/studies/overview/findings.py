@@ -66,6 +66,8 @@ def _distance(row: Row) -> tuple[bool, float]:
     return not row.entry.done, 1 - (row.entry.of_ideal or 0.0)
 
 
-def _urgency(found: Found) -> tuple[bool, float]:
-    step = (found.row.entry.traced_median or 0.0) * 1e9
-    return found.card.finding.urgent, found.card.finding.effect_ns / step if step else 0.0
+def _urgency(found: Found) -> tuple[bool, float, float]:
+    """Sort key; of runs that other processes disturbed, a finding without an effect, the one that lost most to them."""
+    entry, finding = found.row.entry, found.card.finding
+    step = (entry.traced_median or 0.0) * 1e9
+    return finding.urgent, finding.effect_ns / step if step else 0.0, entry.others or 0.0
