@@ -55,8 +55,11 @@ class Reach(NamedTuple):
     """Updates of each weight a step; 0 where stages differ in it."""
 
 
-def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pauses: str = "") -> TargetChart:
-    """`pauses` says in the source line what the seconds leave out."""
+def chart(
+    runs: Sequence[Reach], target: float | None, smoothed_over: int, pauses: str = "", *, warned: bool = False
+) -> TargetChart:
+    """`pauses` says in the source line what the seconds leave out; `warned`: whether the page says before the title
+    that others disturbed these runs."""
     base = next((run.seconds for run in runs if run.baseline), None)
     there = [run for run in runs if run.seconds is not None]
     longest = max((run.seconds or 0.0 for run in there), default=0.0)
@@ -78,8 +81,8 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pause
         subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others)} = of one device used by others"
     reach = f"{plural_text(len(runs), 'run')} {'reaches' if len(there) == 1 or len(runs) == 1 else 'reach'}"
     source = f"measured, {len(there)} of {reach} it; work between steps is left out{pauses}"
-    rows = [_row(run, base) for run in runs]
-    return TargetChart("target", _title(runs, target), subtitle, source, figure, COLUMNS, rows, _rest(runs, target))
+    rows, title = [_row(run, base) for run in runs], _title(runs, target, warned)
+    return TargetChart("target", title, subtitle, source, figure, COLUMNS, rows, _rest(runs, target))
 
 
 def _bars(runs: Sequence[Reach], base: float | None) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def _said(run: Reach, base: float | None) -> str:
     return f"{seconds_text(seconds, zeros=True)}{ratio}{others}"
 
 
-def _title(runs: Sequence[Reach], target: float | None) -> str:
+def _title(runs: Sequence[Reach], target: float | None, warned: bool) -> str:
     there = [run for run in runs if run.seconds is not None]
     if target is None or not there:
         over = runs and target is not None and not any(run.goes_on for run in runs)
@@ -121,9 +124,10 @@ def _title(runs: Sequence[Reach], target: float | None) -> str:
     first = f"{best.label} reaches loss {significant(target, 4)} in {seconds_text(best.seconds or 0.0)}"
     if base is None or base is best or not best.seconds:
         behind = f", before {plural_text(len(there) - 1, 'other')}" if len(there) > 1 else ""
-        return f"{first}{behind}{_disturbed(best)}."
+        return f"{first}{behind}{'' if warned else _disturbed(best)}."
     ratio = ratio_text((base.seconds or 0.0) / best.seconds)
-    return f"{first}, {ratio} the speed of {base.label}{_more_updates(best, base)}{_disturbed(best, base)}."
+    noisy = "" if warned else _disturbed(best, base)
+    return f"{first}, {ratio} the speed of {base.label}{_more_updates(best, base)}{noisy}."
 
 
 def _more_updates(run: Reach, base: Reach) -> str:
@@ -137,7 +141,7 @@ def _rest(runs: Sequence[Reach], target: float | None) -> str:
     """See TargetChart.rest; the title where nobody reaches the loss."""
     there = [run for run in runs if run.seconds is not None]
     if target is None or not there:
-        return _title(runs, target)
+        return _title(runs, target, warned=False)
     goal = f"loss {significant(target, 4)}"
     if len(there) < len(runs):
         missing = [run for run in runs if run.seconds is None]

@@ -306,6 +306,8 @@ def test_a_time_to_a_loss_that_others_disturbed_says_so() -> None:
     chart = target.chart(runs, 1.25, 5)
     layout = chart.figure["layout"]
     assert chart.title.endswith("2.00x the speed of A; others disturbed A (25 % of one device).")
+    told = target.chart(runs, 1.25, 5, warned=True).title
+    assert told.endswith("2.00x the speed of A."), "the verdict has begun with how many were disturbed"
     wide, phone = (axis["range"][1] for axis in (layout["xaxis"], layout["meta"]["narrow"]["xaxis"]))
     assert phone > 1.5 * wide > 4, "a phone has room for the words behind the longest bar"
     assert "hatched = disturbed, +25 %" in chart.subtitle and [row[-1] for row in chart.rows] == ["25 %", ""]

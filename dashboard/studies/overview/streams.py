@@ -96,7 +96,8 @@ class Race(NamedTuple):
 
 def _raced(view: Overview, found: Race) -> TargetChart:
     pauses = left_out(row.run for row in view.rows)
-    chart = target_chart.chart(list(found.reaches.values()), found.goal, found.over * view.losses.every, pauses)
+    reaches, over = list(found.reaches.values()), found.over * view.losses.every
+    chart = target_chart.chart(reaches, found.goal, over, pauses, warned=view.mostly_disturbed)
     return replace(chart, source=", ".join(filter(None, (chart.source, view.losses.part))))
 
 
