@@ -127,7 +127,7 @@ def _proof(breakage: Breakage, case: Case, broken: Row, proof: Row) -> str:
         parts.append(f"{words} {now} instead of {then}")
     if proof.run.loss is not None:
         parts.append(f"last loss {significant(proof.run.loss)}{_instead(broken.run.loss, proof.run.loss)}")
-    skipped = "" if disturbed.check(after) is None else ", most that judge times left out"
+    skipped = "" if disturbed.check(after) is None else ", but most that judge times were left out"
     parts.append(f"the rules find nothing{skipped}" if not left else f"the rules still find: {left[0].title}")
     return "; ".join(parts).removesuffix(".") + "."
 

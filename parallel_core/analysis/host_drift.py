@@ -97,7 +97,8 @@ def drift_warning(longer: float | None, at_one: tuple[str, float, str] | None = 
 
 def contention_text(ranks: int, longer: float) -> str:
     """The contention factor `longer` of `ranks` devices (`contention_by_ranks`) as a sentence."""
-    return f"With all {ranks} devices at work each took {ratio_text(longer)} as long as alone."
+    together = "both" if ranks == 2 else f"all {ranks}"
+    return f"With {together} devices at work each took {ratio_text(longer)} as long as alone."
 
 
 def contention_warning(found: Mapping[int, float]) -> str:

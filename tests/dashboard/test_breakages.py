@@ -141,7 +141,7 @@ def test_busy_devices_are_a_caution_and_not_the_cause(client: Client, alice: Any
     assert "scaling" in [finding.rule for finding in found.besides], (
         "the loss of scaling is reported although other processes ran"
     )
-    left_out = found.proof.endswith("the rules find nothing, most that judge times left out.")
+    left_out = found.proof.endswith("the rules find nothing, but most that judge times were left out.")
     assert left_out is (position == breakages.PROOF), found.proof
     assert "Read the times with care" in client.get(f"/studies/{study.pk}/findings/").content.decode()
 

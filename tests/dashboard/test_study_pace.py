@@ -93,10 +93,10 @@ def test_devices_that_hold_each_other_up_are_told_with_the_speedup_that_is_left(
     view = overview(made.runs.all())
     assert view.pace_spread == pytest.approx(0.0, abs=1e-9) and all(entry.at_pace is None for entry in view.entries)
     assert view.verdict[-1] == (
-        "With all 2 devices at work each took 1.70x as long as alone: splits over them get to about 1.18x at most."
+        "With both devices at work each took 1.70x as long as alone: splits over them get to about 1.18x at most."
     )
     (line,) = [line.text for line in method.of_overview(view, []) if line.term == "Pace"]
-    assert line.endswith("With all 2 devices at work each took 1.70x as long as alone.")
+    assert line.endswith("With both devices at work each took 1.70x as long as alone.")
 
 
 def test_a_run_tells_what_the_work_took_on_each_rank(reader: Client, alice: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_run_tells_what_the_work_took_on_each_rank(reader: Client, alice: Any)
     run.save(update_fields=("summary",))
     page = html.unescape(plain(reader.get(f"/runs/{run.pk}/?tab=ranks").content.decode()))
     assert "It took rank 1 longest, 1.25x as long as the quickest." in page
-    assert "With all 2 devices at work each took 1.03x as long as alone." in page
+    assert "With both devices at work each took 1.03x as long as alone." in page
     assert "2.00 ms" in page and "2.50 ms" in page and "Reference work</th>" in page
     bare = factory.finished(alice, {"dp": 2})
     assert "Reference work" not in reader.get(f"/runs/{bare.pk}/?tab=ranks").content.decode()
