@@ -135,6 +135,8 @@ def unreadable(request: HttpRequest, error: Exception) -> HttpResponse:
 def refused(request: HttpRequest, error: HttpError) -> HttpResponse:
     if isinstance(error.__cause__, json_text.NamedTwice):
         return json_error(400, f"The body cannot be read: {error.__cause__}.")
+    if isinstance(error.__cause__, RecursionError):
+        return json_error(400, "The body cannot be read: its values are nested too deeply.")
     return json_error(error.status_code, OF_NINJA.get(str(error), str(error)))
 
 

@@ -55,6 +55,7 @@ JSON = "application/json"
         ("runs/1/generate", '{"ids": ["7"]}', 422, "ids.0", "A whole number is needed."),
         ("runs/1/free-space", '{"profiles": "true"}', 422, "profiles", "True or false is needed."),
         ("runs", "{", 400, "", "The body is no JSON; send an object with named fields."),
+        ("runs", "[" * 100_000 + "]" * 100_000, 400, "", "The body cannot be read: its values are nested too deeply."),
     ],
 )
 def test_refusals_are_in_our_words(
