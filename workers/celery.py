@@ -18,6 +18,7 @@ from celery.worker.consumer import consumer
 from kombu import Connection
 
 from workers.contract import START_TASK, queue_of
+from workers.outage import refusal
 from workers.settings import Settings
 from workers.worker import AlreadyRunning, Worker
 
@@ -33,10 +34,15 @@ packets without closing a connection; without a limit Celery would wait for an a
 
 
 class ShortRetryConnection(Connection):
-    """A connection with shorter waits between tries: Celery waits up to 30 s, which no setting changes."""
+    """A connection with shorter waits between tries: Celery waits up to 30 s, which no setting changes. Nor does it
+    wait at all where Redis lets it in and then refuses what it writes: it is let in once in RETRY_S[0] seconds."""
+
+    _next = float("-inf")
 
     def ensure_connection(self, *args: Any, **kwargs: Any) -> Any:
         first, more, longest = RETRY_S
+        time.sleep(max(0.0, ShortRetryConnection._next - time.monotonic()))
+        ShortRetryConnection._next = time.monotonic() + first
         waits = {"interval_start": first, "interval_step": more, "interval_max": longest}
         return super().ensure_connection(*args, **{**waits, **kwargs})
 
@@ -65,6 +71,7 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
+    broker_channel_error_retry=True,  # Redis with a full disk refuses even to be read a queue; else Celery would end
     broker_transport_options={
         "socket_timeout": SILENT_S,
         "socket_connect_timeout": SILENT_S,
@@ -74,8 +81,17 @@ app.conf.update(
 
 # In UTC, as the yard's other logs and its pages are, wherever this host is.
 logging.Formatter.converter = time.gmtime
-# Celery would log this every two seconds of an outage; `Outage` logs its beginning and its end.
-logging.getLogger(consumer.__name__).addFilter(lambda record: record.msg != consumer.CONNECTION_ERROR)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what Celery would log every second or two of an outage; `Outage` logs its beginning and its end."""
+    said = record.args if isinstance(record.args, tuple) else ()
+    return record.msg != consumer.CONNECTION_ERROR and not any(
+        isinstance(one, Exception) and refusal(one) for one in said
+    )
+
+
+logging.getLogger(consumer.__name__).addFilter(_is_news)
 
 _worker: Worker | None = None
 

@@ -14,7 +14,7 @@ from parallel_core.version import version
 from workers import devices
 from workers.contract import HEARTBEAT_S, TASKS, HeartbeatBody
 from workers.host_watch import HostWatch
-from workers.outage import AWAY
+from workers.outage import is_away
 from workers.settings import Settings
 from workers.supervisor import Supervisor
 from workers.wire import Publisher
@@ -67,10 +67,9 @@ class Heartbeat(threading.Thread):
         try:
             if self._publisher.backlog() < MAX_BACKLOG:
                 self._publisher.add("heartbeat", self.body())
-        except AWAY:
-            pass  # logged once for all threads, by the publisher
         except redis.RedisError as error:
-            log.warning("no heartbeat: %s", error)
+            if not is_away(error):  # else logged once for all threads, by the publisher
+                log.warning("no heartbeat: %s", error)
         except Exception:
             log.exception("no heartbeat")
 

@@ -25,7 +25,7 @@ import redis
 from parallel_core.observe.spool import Recorded, Spool
 from workers.contract import AttemptBody, BatchBody, Channel
 from workers.folder import Folder
-from workers.outage import AWAY
+from workers.outage import is_away
 from workers.tail import Tail, open_tail
 from workers.wire import MAX_BACKLOG, Backoff, Publisher
 
@@ -101,7 +101,7 @@ class Relay(threading.Thread):
         bounds what the followed files take on disk; None: nothing does."""
         super().__init__(name="relay", daemon=True)
         self._spool, self._unbounded = spool, False
-        self._away = False  # the last pass could not reach the broker
+        self._away = False  # the last pass could not reach the broker, or it took nothing
         self._publisher = publisher
         self._on_ended = on_ended
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -149,11 +149,10 @@ class Relay(threading.Thread):
                 self._publish()
                 backoff.reset()
                 wait = POLL_S if self._waiting() else IDLE_S
-            except AWAY:
-                self._away, wait = True, backoff.step()  # logged once for all threads, by the publisher
             except redis.RedisError as error:
-                wait = backoff.step()
-                log.warning("the broker does not take events: %s; next try in %.2f s", error, wait)
+                self._away, wait = is_away(error), backoff.step()
+                if not self._away:  # else logged once for all threads, by the publisher
+                    log.warning("the broker does not take events: %s; next try in %.2f s", error, wait)
             except Exception:
                 wait = IDLE_S
                 log.exception("the relay goes on after a fault of its own")

@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from workers.contract import EVENTS, ControlEntry, control_stream
-from workers.outage import AWAY, Outage
+from workers.outage import Outage, is_away
 from workers.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -58,12 +58,12 @@ class Publisher:
         self._fields = {"worker": settings.name, "boot": settings.boot}
 
     def add(self, kind: str, body: Mapping[str, Any], data: bytes | None = None) -> None:
-        with self._outage.watched():
+        with self._outage.watched(writes=True):
             self._redis.xadd(EVENTS, self._entry(kind, body, data))
 
     def add_all(self, entries: Iterable[tuple[str, Mapping[str, Any], bytes]]) -> None:
         """Adds all of them or none; readers of the stream find them together."""
-        with self._outage.watched(), self._redis.pipeline(transaction=True) as pipe:
+        with self._outage.watched(writes=True), self._redis.pipeline(transaction=True) as pipe:
             for entry in entries:
                 pipe.xadd(EVENTS, self._entry(*entry))
             pipe.execute()
@@ -103,11 +103,10 @@ class ControlReader(threading.Thread):
             try:
                 self._read()
                 backoff.reset()
-            except AWAY:
-                self._leaving.wait(backoff.step())
             except redis.RedisError as error:
                 wait = backoff.step()
-                log.warning("control stream: %s; next try in %.1f s", error, wait)
+                if not is_away(error):
+                    log.warning("control stream: %s; next try in %.1f s", error, wait)
                 self._leaving.wait(wait)
 
     def _read(self) -> None:
@@ -120,7 +119,8 @@ class ControlReader(threading.Thread):
             for _, fields in entries:
                 self._hand_over(fields)
             if entries:
-                self._redis.xdel(self._stream, *(entry_id for entry_id, _ in entries))
+                with self._outage.watched(writes=True):
+                    self._redis.xdel(self._stream, *(entry_id for entry_id, _ in entries))
 
     def _hand_over(self, fields: Mapping[bytes, bytes]) -> None:
         try:

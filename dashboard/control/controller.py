@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import redis
@@ -26,7 +27,7 @@ from dashboard.control.clocks import Clocks
 from dashboard.control.dead_letters import stored
 from dashboard.control.dispatch import Asked, ControlMessage, send_messages, send_start
 from dashboard.control.durability import Durability
-from dashboard.control.guard import Guard
+from dashboard.control.guard import Guard, one_line
 from dashboard.control.ingest import Ingest
 from dashboard.control.leisure import Leisure
 from dashboard.control.lock import lock_of_database
@@ -36,7 +37,7 @@ from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.suspects import UNREACHABLE, Suspects
 from dashboard.control.wire import Entry, Reader
 from dashboard.deadlocks import is_deadlock
-from dashboard.fleet.listening import STAMP_EVERY_S, stamp
+from dashboard.fleet.listening import STAMP_EVERY_S, note_deaf, stamp
 from dashboard.fleet.selectors import RETURNS_S, reporting
 from dashboard.live.announce import publish
 from dashboard.runs.models import Attempt
@@ -171,7 +172,10 @@ class Controller:
         self._reader.start_over()
         self._claim.forget()
         self._every("sync", SYNC_EVERY_S, self._durability.sync)  # turns that fail do not get that far
-        if not isinstance(error, redis.RedisError | BrokerError):
+        if isinstance(error, redis.RedisError | BrokerError):
+            with suppress(DatabaseError, InterfaceError):
+                self._every("deaf", STAMP_EVERY_S, lambda: note_deaf(one_line(error)))
+        else:
             connection.close()
         self._stopping.wait(RETRY_S)
 

@@ -57,7 +57,7 @@ class Guard:
         return True
 
     def _note(self, what: str, error: Exception) -> None:
-        text = storable_text(f"{type(error).__name__}: {' '.join(str(error).split())}")[:MAX_CHARACTERS]
+        text = f"{type(error).__name__}: {one_line(error)}"[:MAX_CHARACTERS]
         failure = self._failures.setdefault(what, Failure(f"{timezone.now():%Y-%m-%d %H:%M:%S}", ""))
         if failure.error != text:  # repeated all the time: logged once
             log.exception("the controller cannot %s; the rest goes on", what)
@@ -67,6 +67,12 @@ class Guard:
     def failing(self) -> list[dict[str, Any]]:
         """What failed at its last run: {what, since, error, times} each."""
         return [{"what": what, **vars(failure)} for what, failure in self._failures.items()]
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, for a page. Of a command that was one of many, Redis' answer is meant, not the command."""
+    said = str(error).rpartition(" of pipeline caused error: ")[2]
+    return storable_text(" ".join(said.split()))[:MAX_CHARACTERS].rstrip(".")
 
 
 def _has(session: object) -> bool:

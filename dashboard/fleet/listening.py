@@ -17,6 +17,8 @@ from dashboard.fleet.models import ControllerState, Yard
 from workers.contract import HEARTBEAT_S
 
 STAMP_EVERY_S = HEARTBEAT_S
+HEAR = "hear the workers"
+"""What it fails at while Redis is away, or takes nothing because its disk is full."""
 AWAY_S = 10.0
 """Age in seconds of the stamp above which the controller is away: some turns of it may take a few seconds."""
 
@@ -26,6 +28,11 @@ def stamp(failing: Sequence[dict[str, Any]]) -> None:
     values = {"listened_at": timezone.now(), "failing": list(failing)}
     if not ControllerState.objects.filter(pk=1).update(**values):
         ControllerState.objects.create(pk=1, **values)
+
+
+def note_deaf(error: str) -> None:
+    """Notes, for the controller, that Redis fails it with this error; until the next `stamp`."""
+    ControllerState.objects.filter(pk=1).update(failing=[{"what": HEAR, "error": error}])
 
 
 def listened_until() -> datetime:
@@ -48,7 +55,18 @@ def away_sentence() -> str:
     if seconds is None:
         return ""
     rest = "nothing is placed or recorded until it is back; training goes on."
+    if error := deaf():
+        return f"Redis has failed the controller for {span(seconds)} ({error}): {rest}"
     return f"The controller has not been heard for {span(seconds)}: {rest}"
+
+
+def deaf() -> str:
+    """The error with which Redis fails the controller, if that is why it has heard nobody; else ''."""
+    return next((str(one["error"]) for one in _failing() if one["what"] == HEAR), "")
+
+
+def _failing() -> list[dict[str, Any]]:
+    return ControllerState.objects.values_list("failing", flat=True).first() or []
 
 
 def refused_sentence(whole: bool) -> str:
@@ -69,9 +87,9 @@ def is_at_work() -> bool:
 
 def failing_sentences() -> list[str]:
     """For administrators: what the controller fails at, one sentence each."""
-    found = ControllerState.objects.values_list("failing", flat=True).first() or []
     return [
         f"The controller cannot {one['what']}, {one['times']} times since {one['since']} UTC: "
         f"{one['error'].rstrip('.')}. Its log has the whole error; all else goes on."
-        for one in found
+        for one in _failing()
+        if one["what"] != HEAR
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
@@ -145,6 +146,45 @@ def test_a_sweep_that_fails_stops_no_other(
     if sweep != "place_queued":
         assert [task["run"] for task in peer.tasks()] == [run.pk, second.pk]
     assert [failure["error"] for failure in controller._guard.failing] == ["KeyError: 'of a stored\\nrow'"]
+
+
+@pytest.mark.parametrize("how", ["one command", "several"])
+def test_a_broker_that_takes_nothing_is_said_and_not_the_controller_blamed(
+    peer: Peer,
+    controller: Controller,
+    alice: Any,
+    member: Client,
+    admin: Any,
+    client: Client,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one whose disk is full."""
+    monkeypatch.setattr(loop, "STAMP_EVERY_S", 0.0)
+    controller.turn()
+    run = submit(alice)
+    peer.redis.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(redis.ResponseError) as refused:
+            if how == "one command":
+                controller._claim.forget()
+                controller.turn()
+            else:
+                with peer.redis.pipeline() as pipe:
+                    pipe.xack("a", "b", "1-1")
+                    pipe.execute()
+        controller._recover(refused.value)
+    finally:
+        peer.redis.config_set("min-replicas-to-write", 0)
+    ControllerState.objects.update(listened_at=timezone.now() - timedelta(seconds=40))
+    client.force_login(admin)
+    why = "failed the controller for 40 s (NOREPLICAS Not enough good replicas to write)"
+    for page in (fleet(member), fleet(client)):
+        assert f"Redis has {why}: nothing is placed or recorded until it is back; training goes on." in page
+        assert "The controller" not in page
+    assert everyone_waiting()[run.pk].sentence == f"Waits for Redis, which has {why}."
+    controller.turn()
+    assert "Redis has" not in fleet(member) and "Redis" not in everyone_waiting()[run.pk].sentence
 
 
 def test_what_fails_is_noted_as_text_that_every_database_takes() -> None:

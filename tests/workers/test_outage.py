@@ -55,3 +55,28 @@ def test_an_answer_that_refuses_is_no_outage(caplog: pytest.LogCaptureFixture) -
     with pytest.raises(redis.ResponseError), Outage().watched():
         raise redis.ResponseError("NOPERM")
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), "No space left"),
+        (redis.ResponseError("Command # 1 (XADD a * b c) of pipeline caused error: NOREPLICAS Not enough."), "NOREPL"),
+        (redis.ReadOnlyError("You can't write against a read only replica."), "read only"),
+        (redis.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "maxmemory"),
+    ],
+)
+def test_a_broker_that_takes_nothing_is_away_until_it_takes_something(
+    error: redis.RedisError, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when its disk is full: it answers whoever reads."""
+    outage = Outage()
+    for _ in range(2):
+        with pytest.raises(redis.RedisError), outage.watched(writes=True):
+            raise error
+        answer(outage)
+    with outage.watched(writes=True):
+        pass
+    begin, end = (record.getMessage() for record in caplog.records)
+    assert begin.startswith("Redis (REDIS_URL) takes nothing: ") and said in begin and "pipeline" not in begin
+    assert end.startswith("Redis takes what is sent again, after ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -83,6 +84,31 @@ def test_an_outage_of_the_broker_loses_nothing(bench: Bench) -> None:
         assert log.count(words) == 1, f"reported once for heartbeat, relay and control reader together:\n{log}"
     assert not any(words in log for words in ("no heartbeat", "control stream:", "the broker does not take events"))
     assert "Cannot connect to" not in log, "nor does Celery report each attempt to connect"
+
+
+def test_a_broker_that_takes_nothing_for_a_while_ends_no_run(bench: Bench) -> None:
+    """As one whose disk is full: it refuses every write, which to wait for a message of a queue is, too."""
+    attempt = bench.send(ENDLESS)
+    bench.wait_running(attempt)
+    said = len(bench.log())
+    bench.redis.config_set("min-replicas-to-write", 1)
+    try:
+        time.sleep(4)  # the outage itself
+    finally:
+        bench.redis.config_set("min-replicas-to-write", 0)
+    before = len(bench.heard)
+    bench.wait("batches afterwards", lambda: any(entry.kind == "batch" for entry in bench.heard[before:]))
+    bench.control("cancel", attempt)
+    end = bench.wait_end(attempt)
+    assert end["outcome"] == "cancelled", end
+    assert all_arrived(bench, attempt)
+    assert bench.wait_end(bench.send(tiny()))["outcome"] == "succeeded"
+    log = bench.log()[said:]
+    for words in ("Redis (REDIS_URL) takes nothing: NOREPLICAS", "Redis takes what is sent again"):
+        assert log.count(words) == 1, log
+    others = ("no heartbeat", "control stream:", "the broker does not take events", "Traceback", "Frequent restarts")
+    assert not any(words in log for words in others), log
+    assert log.count("Connect") < 12, f"once a second at most:\n{log}"
 
 
 def test_an_orderly_stop_interrupts_and_leaves_nothing(bench: Bench) -> None:

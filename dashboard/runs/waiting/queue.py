@@ -11,7 +11,7 @@ from dashboard.ages import clock, span
 from dashboard.control.finding import UNTAKEN, Wait
 from dashboard.control.hosts import NOBODY, Host, Request
 from dashboard.control.placement import plan
-from dashboard.fleet.listening import away_for, refused_sentence
+from dashboard.fleet.listening import away_for, deaf, refused_sentence
 from dashboard.fleet.selectors import FleetSnapshot, hosts
 from dashboard.fleet.words import apart_text
 from dashboard.runs.models import Attempt, Run, State
@@ -105,7 +105,11 @@ def _for_controller() -> str:
     if refused_sentence(False):
         return "Waits for the controller, which is not at work: the broker is that of another yard."
     seconds = away_for()
-    return "" if seconds is None else f"Waits for the controller, which has not been heard for {span(seconds)}."
+    if seconds is None:
+        return ""
+    if error := deaf():
+        return f"Waits for Redis, which has failed the controller for {span(seconds)} ({error})."
+    return f"Waits for the controller, which has not been heard for {span(seconds)}."
 
 
 def _planned(runs: list[Run], places: Sequence[int], whys: Sequence[Wait] = ()) -> dict[int, Waiting]:
