@@ -53,6 +53,7 @@ class _Walk:
         self._clock = [costs.begin(rank) for rank in range(ranks)]
         self._waiting: dict[object, list[int]] = defaultdict(list)
         self._arrived: dict[object, int] = {}
+        self._free: dict[tuple[int, int], int] = {}
         self._came: dict[object, dict[int, int]] = defaultdict(dict)
         self._ready = deque(range(ranks))
 
@@ -96,7 +97,9 @@ class _Walk:
         if role == _SEND:
             forward = op.kind is Kind.SEND_ACT
             to = op.stage + (1 if forward else -1)
-            self._bring((forward, to, op.micro_batch), clock + self._costs.latency(op))
+            begins = max(clock, self._free.get((rank, op.peer), clock))
+            self._free[rank, op.peer] = begins + self._costs.turn(op)
+            self._bring((forward, to, op.micro_batch), begins + self._costs.latency(op))
             return clock + self._costs.of(op)
         if role == _RECV:
             ready = self._await((op.kind is Kind.RECV_ACT, op.stage, op.micro_batch), rank, clock)

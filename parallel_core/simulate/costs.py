@@ -28,7 +28,10 @@ class Prices(Protocol):
         """Nanoseconds that `op` keeps its rank busy, after all waiting."""
 
     def latency(self, op: Op) -> int:
-        """Nanoseconds from the start of the SEND `op` until its tensor has arrived."""
+        """Nanoseconds from the start of the SEND `op` until its tensor has arrived, if its way is free then."""
+
+    def turn(self, op: Op) -> int:
+        """Nanoseconds for which the SEND `op` keeps the next one from its rank to the same rank from going."""
 
     def begin(self, pipeline_rank: int) -> int:
         """Time at which the rank reaches its first operation."""
@@ -58,6 +61,9 @@ class Costs:
 
     def latency(self, op: Op) -> int:
         return self.message
+
+    def turn(self, op: Op) -> int:
+        return 0
 
     def begin(self, pipeline_rank: int) -> int:
         return 0

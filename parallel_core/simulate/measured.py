@@ -32,6 +32,7 @@ from parallel_core.schedule.ir import (
     Schedule,
     other_end,
 )
+from parallel_core.simulate.message_turns import UNKNOWN, Carrying, Turns, carrying, turns
 
 Key = tuple[Kind, int, int, int]
 """(kind, stage, micro-batch, replica)."""
@@ -48,7 +49,8 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """Costs of one step, in ns. `latency` by SEND; `begins` by pipeline rank; `typical`: median latency of a message.
+    """Costs of one step, in ns. `latency` by SEND, with its wait for the message before it; `begins` by pipeline rank;
+    `messages`: those of a message whose way is free.
 
     `norms` by pipeline rank: duration of the global gradient norm after the last rank reached it, a collective as in a
     step's accounts (with the rank's own sums of squares); empty where ranks do not wait for each other before the
@@ -61,16 +63,12 @@ class Measured:
     step: int
     """From the first instant of the step to its last."""
     norms: Sequence[float] = ()
+    messages: Carrying = UNKNOWN
 
     @property
     def norm(self) -> bool:
         """Whether all ranks wait for each other before the optimizer."""
         return bool(self.norms)
-
-    @property
-    def typical(self) -> float:
-        """Median latency of the messages, in ns; 0 without any."""
-        return float(np.median(list(self.latency.values()))) if self.latency else 0.0
 
     def median(self, kind: Kind, stage: int | None = None) -> Cost | None:
         """Median of all operations of this kind (on `stage`), component by component; None without any."""
@@ -118,7 +116,7 @@ def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: L
         for name in ("begin", "norm")
     )
     meet = layout.world > 1 and any((own["kind"] == Kind.NORM).any() for own in rows.values())
-    return Measured(ops, latency, begins, end - zero, norms if meet else ())
+    return Measured(ops, latency, begins, end - zero, norms if meet else (), carrying(part.turns for part in every))
 
 
 class _Part(NamedTuple):
@@ -128,6 +126,7 @@ class _Part(NamedTuple):
     latency: dict[Key, float]
     begin: int
     norm: int
+    turns: Turns
 
 
 class _Reader:
@@ -146,7 +145,7 @@ class _Reader:
         chosen = np.array([i for i, name in enumerate(names) if name in ops], np.int64)
         if len(chosen) != len(ops):
             raise ValueError(f"the spans of this step are not whole: rank {rank} kept {len(chosen)} of {len(ops)}.")
-        ready, latency = self._ready(rank, own)
+        ready, latency, taken = self._ready(rank, own)
         norm = own[own["kind"] == Kind.NORM]
         # Nothing is waited for after the norm, so the rest of the step belongs to the last operation.
         last_end = own["end"].max() if len(norm) else own["end"][chosen[-1]]
@@ -164,7 +163,7 @@ class _Reader:
             costs[key(op)] = _split(op.kind, busy, moved.get(i, 0), again.get(i, 0), again_moved.get(i, 0))
             if op.kind in RECVS:
                 found[(*other_end(op), op.replica)] = latency[i]
-        return _Part(costs, found, int(own["start"][chosen[0]]) - self._zero, took)
+        return _Part(costs, found, int(own["start"][chosen[0]]) - self._zero, took, taken)
 
     def _cut_at_norm(
         self,
@@ -188,8 +187,9 @@ class _Reader:
         ready[chosen[final]] = min(max(met, int(norm["end"][0])), int(follows[final]))
         return int(ready[chosen[final]]) - met
 
-    def _ready(self, rank: int, own: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """For each row the time from which it waits for nothing any more; for each RECV the latency of its message."""
+    def _ready(self, rank: int, own: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.float64], Turns]:
+        """For each row the time from which it waits for nothing any more; for each RECV the latency of its message;
+        the turns of these messages."""
         begun, over = starts(own), ends(own)
         ready, latency = begun.copy(), np.zeros(len(own))
         for kind in REPLICA_COLLECTIVES | INSIDE:
@@ -197,10 +197,10 @@ class _Reader:
                 here = own["kind"] == kind
                 ready[here] = np.clip(self._arrivals[rank, kind].at, begun[here], over[here])
         here = np.isin(own["kind"], [int(kind) for kind in RECVS])
-        sent = self._sent[rank].at
-        latency[here] = np.clip(over[here] - sent, 0, self._usual)
-        ready[here] = np.maximum(begun[here], (sent + latency[here]).astype(np.int64))
-        return ready, latency
+        taken = turns(own[here], self._sent[rank], self._usual)
+        latency[here] = taken.arrival - self._sent[rank].at
+        ready[here] = np.maximum(begun[here], taken.arrival.astype(np.int64))
+        return ready, latency, taken
 
     def _inside(
         self, own: NDArray[np.void], chosen: NDArray[np.int64], took: NDArray[np.int64], kinds: Collection[Kind]

@@ -25,7 +25,14 @@ from parallel_core.schedule import build
 from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
 from parallel_core.schedule.traits import TRAITS, takes_early_gradients
 from parallel_core.simulate import simulate
-from parallel_core.simulate.constant_costs import Constant, constant_costs, moves_as_much, resized, resized_part
+from parallel_core.simulate.constant_costs import (
+    COME_NS,
+    Constant,
+    constant_costs,
+    moves_as_much,
+    resized,
+    resized_part,
+)
 from parallel_core.simulate.halves import HALVES, halved, joined, parted
 from parallel_core.simulate.measured import Cost, Measured, key
 from parallel_core.spec import RunSpec
@@ -36,7 +43,8 @@ ASSUMED = (
     "Other schedules and micro-batches take the median cost of each stage's operations; smaller micro-batches are "
     "assumed to cost in proportion, and so are their messages, but for launches, weights and the handling of a "
     "message, of which a CPU core's usual costs are taken, and more of them in flight to cost the same, though a CPU's "
-    "caches then hold less of each."
+    "caches then hold less of each. A link is assumed to carry one message at a time each way, unless this step shows "
+    "that it carries several."
 )
 """Assumptions of a replay that changes the program, for its reader."""
 GATHERS_ASIDE = (
@@ -167,6 +175,9 @@ class _Same:
     def latency(self, op: Op) -> int:
         return round(self.measured.latency.get(key(op), 0.0) / self.change.links / self.change.messages)
 
+    def turn(self, op: Op) -> int:
+        return 0  # each message's own latency has its wait for the one before it
+
     def begin(self, pipeline_rank: int) -> int:
         return round(self.measured.begins[pipeline_rank])
 
@@ -193,7 +204,11 @@ class _Typical:
         share = before.parallel.micro_batches / after.parallel.micro_batches
         size = 1.0 if change.same_messages else share
         message = constant[0] if constant else Constant()
-        self._latency = round(resized_part(measured.typical, size, message.come) / change.links / change.messages)
+        faster = change.links * change.messages
+        self._latency = round(resized_part(measured.messages.alone, size, message.come) / faster)
+        # What a message between cores takes however small it is keeps no other one from going.
+        come = COME_NS if before.train.device == "cpu" else 0.0
+        self._turn = round(max(0.0, measured.messages.turn - come) * size / faster)
         self._norm = round(float(np.median(measured.norms)) / change.links) if measured.norm else 0
         chunks = before.parallel.chunks_per_rank / after.parallel.chunks_per_rank
         self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
@@ -218,6 +233,9 @@ class _Typical:
 
     def latency(self, op: Op) -> int:
         return self._latency
+
+    def turn(self, op: Op) -> int:
+        return self._turn
 
     def begin(self, pipeline_rank: int) -> int:
         return self._begin

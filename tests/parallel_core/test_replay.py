@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from parallel_core.local import LocalRunner
 from parallel_core.observe.records import SPAN
 from parallel_core.plan.cluster.store import rows
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import Kind, Op
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.halves import HALVES
 from parallel_core.simulate.measured import Measured, measure
@@ -282,3 +283,30 @@ def test_another_schedule_keeps_the_cuts_of_a_step_as_far_as_it_can(schedule: st
     assert again.spec.parallel.cuts == (made.parallel.cuts if stays else None)
     assert recut(made, schedule) is not stays
     assert (again.step >= 4 * 9000) is stays, "the heavier stage works as long as before"
+
+
+@dataclass(frozen=True)
+class Serial(Costs):
+    """A link that carries one message after the other, each for all of its time."""
+
+    def turn(self, op: Op) -> int:
+        return self.message
+
+
+NAMES = ("gpipe", "1f1b", "zb-h1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [(Serial, *pair) for pair in permutations(NAMES, 2)] + [(Costs, "gpipe", name) for name in NAMES[1:]],
+)
+def test_messages_take_turns_in_another_schedule_as_they_did(kind: type[Costs], before: str, after: str) -> None:
+    """GPipe sends its activations one right after the other. It was to hide a message of 30 ms as if its link carried
+    all of them at once; in its own steps, the turns that they waited for counted as handling of each. They also show
+    where a link does carry several at once.
+    """
+    costs = kind({(s, k): 8_000_000 for s in range(2) for k in (Kind.F, Kind.B, Kind.W)}, message=20_000_000)
+    made, asked = (spec("cpu", pp=2, schedule=name, micro_batches=6) for name in (before, after))
+    truth = max(int(rows["end"].max()) for rows in simulate(build(asked), costs).values())
+    found = replay(made, measured(made, costs), Change(schedule=after)).step
+    assert found == pytest.approx(truth, rel=0.05)
