@@ -108,11 +108,20 @@ def least_memory(results: Sequence[Result]) -> str:
     if not known:
         return ""
     least, labels = bytes_text(min(known)), lightest(results)
+    among = among_metered(results)
     if len(labels) == len(known) > 1:
-        return f"Memory: {least} on the worst rank of every run."
+        return f"Memory: {least} on the worst rank of every {'metered ' if among else ''}run."
     if len(labels) == 1:
-        return f"Least memory: {least} on its worst rank, {labels[0]}."
-    return f"Least memory: {least} on the worst rank of {listed_text(shortened(labels))}."
+        return f"Least memory: {least} on its worst rank, {labels[0]}{among}."
+    return f"Least memory: {least} on the worst rank of {listed_text(shortened(labels))}{among}."
+
+
+def among_metered(results: Sequence[Result]) -> str:
+    """A clause on how many of the runs were metered, as runs need not be; '' where all were."""
+    known = sum(r.memory_total is not None for r in results)
+    return (
+        f" ({known} of {len(results)} runs {'was' if known == 1 else 'were'} metered)" if known < len(results) else ""
+    )
 
 
 def lightest(results: Sequence[Result]) -> list[str]:
@@ -171,7 +180,8 @@ def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
     part = f", of which {largest.pop()}" if len(largest) == 1 else ""
     over = sum((r.memory_total or 0) > limit for r in metered) if limit else 0
     tail = f"; {over} of {len(metered)} are above the limit" if over else ""
-    return f"{most} at most: {listed_text(shortened([r.label for r in worst]))}{part}{tail}."
+    who = listed_text(shortened([r.label for r in worst]))
+    return f"{most} at most: {who}{part}{tail}{among_metered(results)}."
 
 
 def loss_title(first: float, last: float, steps: int, label: str) -> str:

@@ -136,6 +136,17 @@ def test_of_equals_the_answer_names_the_runs_that_the_chart_does(alice: Any) -> 
     assert memory.detail.endswith(f"; {both} take most, 89 MiB.")
 
 
+def test_the_answer_on_memory_says_how_many_runs_were_metered(alice: Any) -> None:
+    """It said `on the worst rank of every run` where one had not been metered."""
+    study = factory.study(alice, "Unmetered", ({}, {"micro_batches": 4}, {"dp": 2}), recompute=False)
+    last = study.runs.latest("pk")
+    last.summary = {name: value for name, value in last.summary.items() if name != "memory"}
+    last.save()
+    view = overview(study.runs.all(), study.baseline)
+    (memory,) = [one for one in answers.of_overview(view) if one.question == "Least memory"]
+    assert memory.detail == "on the worst rank of every metered run."
+
+
 def test_a_label_that_ends_with_a_number_is_no_part_of_the_number_of_layers(alice: Any) -> None:
     """It said `Micro-batches = 1 615`."""
     study = factory.study(alice, "Sweep", ({}, {"micro_batches": 4}), recompute=False)

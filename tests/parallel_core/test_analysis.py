@@ -151,6 +151,17 @@ def test_equal_memory_has_no_least() -> None:
     assert sentences.least_memory(alike).endswith(" on the worst rank of every run.")
 
 
+def test_memory_is_said_to_be_least_of_the_runs_that_were_metered() -> None:
+    """With `trace.memory` off a run is not, and might need less."""
+    unmetered = replace(SINGLE, memory=None)
+    known = " (2 of 3 runs were metered)."
+    assert sentences.least_memory([unmetered, DP, NAIVE]) == f"Least memory: 30 MiB on its worst rank, Naive{known}"
+    assert sentences.memory_title([unmetered, DP, NAIVE]).endswith(known)
+    assert sentences.least_memory([unmetered, DP]).endswith("DP (1 of 2 runs was metered).")
+    alike = replace(DP, memory=NAIVE.memory)
+    assert sentences.least_memory([unmetered, alike, NAIVE]).endswith(" on the worst rank of every metered run.")
+
+
 def test_all_that_need_the_least_memory_are_named() -> None:
     """Also where their bytes differ by less than is shown."""
     twin = replace(NAIVE, label="Twin", memory={"params": 30 * MIB + 1})

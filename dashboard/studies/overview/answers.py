@@ -69,9 +69,11 @@ def _memory(view: Overview) -> Answer | None:
         return None
     least, most, worst = min(sizes), max(sizes), [r.label for r in sentences.heaviest(view.results)]
     labels, others = (listed_text(sentences.shortened(own)) for own in (sentences.lightest(view.results), worst))
-    detail = f"{labels}; {others} {'takes' if len(worst) == 1 else 'take'} most, {bytes_text(most)}."
+    among = sentences.among_metered(view.results)
+    detail = f"{labels}; {others} {'takes' if len(worst) == 1 else 'take'} most, {bytes_text(most)}{among}."
     if bytes_text(least) == bytes_text(most):
-        detail = f"on the worst rank of {'every run' if len(sizes) > 1 else labels}."
+        every = "every metered run" if among else "every run"
+        detail = f"on the worst rank of {every if len(sizes) > 1 else f'{labels}{among}'}."
     return Answer("Least memory", bytes_text(least), detail, "memory")
 
 
