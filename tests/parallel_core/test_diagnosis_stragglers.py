@@ -150,3 +150,22 @@ def test_a_slow_link_between_hosts_says_between_which() -> None:
     assert said["a", "b"].startswith(said[()].removesuffix("."))
     assert said["a", "b"].endswith(("between a and b.", "between b and a."))
     assert said["a", "a"] == said[()]
+
+
+def test_waits_for_ranks_that_are_late_in_turn_are_no_communication() -> None:
+    """Half of each collective was waiting, now of one rank and then of the other, and 60 % of a step was called
+    communication.
+    """
+    made = spec(tp=2)
+    together = with_children(made, Kind.TP_COLLECTIVE, 0.6)
+    late = [{rank: _later_in_turn(rows, rank) for rank, rows in one.items()} for one in together]
+    assert "tensor_too_fine" in {one.rule for one in diagnose(healthy(made, traced=together))}
+    assert "tensor_too_fine" not in {one.rule for one in diagnose(healthy(made, traced=late))}
+
+
+def _later_in_turn(rows: np.ndarray, rank: int) -> np.ndarray:
+    """The rank comes to every second of its tensor collectives when half of it is over."""
+    rows = rows.copy()
+    own = np.flatnonzero(rows["kind"] == Kind.TP_COLLECTIVE)[rank::2]
+    rows["start"][own] += (rows["end"][own] - rows["start"][own]) // 2
+    return rows

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from parallel_core.analysis import waits
 from parallel_core.analysis.breakdown import Account, accounts
-from parallel_core.analysis.rows import durations, last_end
+from parallel_core.analysis.rows import last_end
 from parallel_core.layout import Layout
 from parallel_core.plan.strategy import step_flops
 from parallel_core.schedule import build
@@ -176,10 +176,28 @@ class Case:
             return None
         return self.paces[rank] / float(np.median(known))
 
-    def spent(self, rank: int, kind: Kind) -> int:
-        """Median over the steps of the nanoseconds in spans of `kind`."""
-        sums = [int(durations(own).sum()) for s in self.traced for own in [waits.of_kinds(s[rank], kind)]]
+    def spent(self, rank: int, *kinds: Kind) -> int:
+        """Median over the steps of the nanoseconds in collectives of these kinds, each since its last rank came to it:
+        which of them is late may change from one to the next."""
+        sums = [
+            sum(_since_all_came(step[rank], kind, came.get((rank, kind))) for kind in kinds)
+            for step, came in zip(self._ordered, self._arrivals, strict=True)
+        ]
         return int(np.median(sums)) if sums else 0
+
+    @cached_property
+    def _ordered(self) -> list[Step]:
+        return [waits.ordered(step) for step in self.traced]
+
+    @cached_property
+    def _arrivals(self) -> list[dict[tuple[int, Kind], waits.Causes]]:
+        return [waits.arrivals(step, self.layout) for step in self._ordered]
+
+
+def _since_all_came(rows: NDArray[np.void], kind: Kind, came: waits.Causes | None) -> int:
+    own = waits.of_kinds(rows, kind)
+    begun = own["start"] if came is None else np.clip(came.at, own["start"], own["end"])
+    return int((own["end"] - begun).sum())
 
 
 def paces(took: Mapping[int, Floats]) -> dict[int, float]:

@@ -20,11 +20,7 @@ SPENT = (*sorted(REPLICA_COLLECTIVES), Kind.UNSHARD, Kind.BUCKET_WAIT)
 def check(case: Case) -> Finding | None:
     if max(case.spec.parallel.copies) == 1 or not case.traced:
         return None
-    # The last replica of a stage to arrive waits for no other, so its time is that of the collective itself.
-    took, group = max(
-        (min(sum(case.spent(rank, kind) for kind in SPENT) for rank in group), group)
-        for group in case.layout.data_groups()
-    )
+    took, group = max((min(case.spent(rank, *SPENT) for rank in group), group) for group in case.layout.data_groups())
     if took < MOST * case.step_ns:
         return None
     what = "gathers of parameters and sums of gradients" if case.spec.parallel.zero else "all-reduce"
