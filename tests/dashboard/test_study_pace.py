@@ -84,6 +84,19 @@ def test_speedups_are_told_at_one_pace_where_the_host_had_another(reader: Client
     assert [float(row["speedup_at_baseline_pace"]) for row in told if row["label"] == "DP"] == [dp.at_pace]
 
 
+def test_none_is_called_fastest_at_one_pace_where_the_pace_of_a_run_is_not_known(alice: Any) -> None:
+    """DP was called so by its speedup as measured: what two devices at work cost each other was not measured, so that
+    the pace of the host is not known of it.
+    """
+    made = Study.objects.create(name="Unknown pace", owner=alice)
+    factory.finished(alice, {}, study=made, reference=0.002)
+    factory.finished(alice, {"micro_batches": 4}, study=made, position=1, reference=0.0036)
+    factory.finished(alice, {"dp": 2}, study=made, position=2, reference=0.0021)
+    view = overview(made.runs.all())
+    assert [bool(entry.at_pace) for entry in sorted(view.entries, key=lambda e: e.label)] == [False, False, True]
+    assert view.verdict[-1].startswith("The host's own pace differed by up to 80 % between runs: smaller gains")
+
+
 def test_devices_that_hold_each_other_up_are_told_with_the_speedup_that_is_left(alice: Any) -> None:
     """As with two hyperthreads of one core: the slowdown is not a change in the host's speed."""
     made = Study.objects.create(name="Halves", owner=alice)
