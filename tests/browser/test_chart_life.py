@@ -220,3 +220,33 @@ def test_a_saved_picture_says_what_its_colours_mean(schedules: Page) -> None:
     named = [text for text in said if text in schedules.locator(".legend > li").all_inner_texts()]
     assert named[0] == "forward" and "idle (bubble)" in named
     assert "recomputation" not in named and len(named) == len(set(named)), "only what is in the picture, and once"
+
+
+TASKS = """
+let library, task = 0;
+window.tasks = [];
+Object.defineProperty(window, "Plotly", {
+  configurable: true,
+  get: () => library,
+  set: (loaded) => {
+    const own = loaded.react;
+    loaded.react = (...figure) => {
+      window.tasks.push(task);
+      setTimeout(() => { task += 1; });
+      return own.apply(loaded, figure);
+    };
+    library = loaded;
+  },
+});
+"""
+"""Notes for each drawing how many tasks of the browser have begun since an earlier one."""
+
+
+def test_each_chart_of_the_first_screen_is_drawn_in_a_task_of_its_own(page: Page) -> None:
+    """They were all drawn in one, for which nothing could be clicked, and before which none of them was seen."""
+    page.add_init_script(TASKS)
+    page.set_viewport_size({"width": 1440, "height": 2000})
+    page.goto("/planner/accuracy/")
+    until(page, "window.tasks.length >= 3")
+    tasks = page.evaluate("window.tasks")
+    assert len(set(tasks)) == len(tasks)

@@ -48,9 +48,20 @@ function plotly() {
 
 /* Drawing ------------------------------------------------------------------------------------------------------- */
 
-async function draw(entry) {
+let turns = Promise.resolve();
+
+/* The next task of the browser, or the one after those that others wait for already. */
+function ownTask() {
+  turns = turns.then(() => new Promise((begin) => setTimeout(begin)));
+  return turns;
+}
+
+/* Charts that are `queued` are drawn in a task each, from the top of the page: all at once, they kept it from answering,
+ * and the first of them from being seen, until the last one was done. */
+async function draw(entry, queued = false) {
   if (!window.Plotly) picture(entry.figure, entry.box);
   const library = await plotly();
+  if (queued) await ownTask();
   if (!entry.element.isConnected) return; // what is drawn in it now would never be released
   entry.width = widthClass(entry.box);
   const figure = fitted(entry.figure, entry.box);
@@ -95,7 +106,7 @@ async function show(element, fetched = fetchChart) {
   mounted.set(element.dataset.chart, entry);
   widths.observe(entry.box);
   if (COARSE.matches) entry.box.addEventListener("mouseout", (event) => event.stopPropagation(), { capture: true });
-  await draw(entry);
+  await draw(entry, fetched !== fetchChartNow); // what is printed does not wait
 }
 
 async function mount(element, fetched) {
