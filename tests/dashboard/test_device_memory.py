@@ -114,9 +114,8 @@ def test_a_queued_run_says_which_memory_it_waits_for(mixed: None, alice: Any) ->
     run = submission.submit(owner=alice, spec=spec())
     silence("yard-a")
     said = queue.waiting(run).sentence
-    assert said == (
-        "Needs 1 CPU device of 383 MiB, by its predicted memory; too small: yard-b (383 MiB). "
-        "yard-a is draining, leaving or silent."
+    assert said.startswith(
+        "Needs 1 CPU device of 383 MiB, by its predicted memory; too small: yard-b (383 MiB). yard-a is silent (heard "
     )
     assert not list(place_queued(["yard-b"], ["yard-b"]))
     Worker.objects.filter(name="yard-a").delete()

@@ -161,7 +161,7 @@ def _why(
     if why is Wait.TOO_LARGE and request.on:
         return too_few_text(request, fleet.snapshot)
     if why is Wait.TOO_LARGE:
-        return _too_large(run, request, fleet.hosts, beginnings)
+        return _too_large(run, request, fleet, beginnings)
     if why in (Wait.CHECKPOINT, Wait.AWAY):
         return _for_absent(run, why, names, awaited)
     if why is Wait.UNABLE:
@@ -169,7 +169,7 @@ def _why(
     if why is Wait.VERSIONS:
         return versions_sentence(names, request, fleet.snapshot)
     if why is Wait.MEMORY:
-        return _too_small(request, awaited, fleet.hosts)
+        return _too_small(request, awaited, fleet)
     return _sentence(run, why, awaited, fleet.hosts, request)
 
 
@@ -246,24 +246,28 @@ def _if_some_are_smaller(asks: Request, awaited: list[Host]) -> str:
     return f" of {bytes_text(asks.memory)}" if smaller else ""
 
 
-def _too_small(request: Request, awaited: list[Host], fleet: list[Host]) -> str:
+def _too_small(request: Request, awaited: list[Host], fleet: _Fleet) -> str:
     """The sentence for a run that needs more memory than the devices of the open hosts `awaited` have."""
-    away = _away([host for host in fleet if host.having(request)])
+    away = _away([host for host in fleet.hosts if host.having(request)], fleet.snapshot)
     return f"{too_small_text(awaited, request)}.{away or f' {FITS_NOWHERE}'}"
 
 
-def _away(fleet: list[Host]) -> str:
-    """A sentence with those of the workers that take no run now; '' if there are none."""
-    names = [host.name for host in fleet if not host.open]
-    return f" {listed_text(names)} {'is' if len(names) == 1 else 'are'} draining, leaving or silent." if names else ""
+def _away(hosts: list[Host], fleet: FleetSnapshot) -> str:
+    """A sentence with those of the hosts that take no run now, a few of them each with why; '' if there are none."""
+    names = [host.name for host in hosts if not host.open]
+    if len(names) > MOST_NAMED:
+        return f" {listed_text(names)} are draining, leaving or silent."
+    states = [f"{one.name} is {state_text(one, fleet)}" for one in fleet.every if one.name in names]
+    return f" {listed_text(states)}." if states else ""
 
 
-def _too_large(run: Run, request: Request, fleet: list[Host], beginnings: Beginnings) -> str:
+def _too_large(run: Run, request: Request, fleet: _Fleet, beginnings: Beginnings) -> str:
     """The sentence for a run that needs more devices than the open hosts have for one run."""
-    with_some = [host for host in fleet if host.count(request.kind)]
+    with_some = [host for host in fleet.hosts if host.count(request.kind)]
     have = [host for host in with_some if host.open]
     word = run.chosen_devices.device_type or word_of(request)
-    return f"Needs {run.devices} {word}{_what_there_is(run, request, have, beginnings)}{_away(with_some)}"
+    away = _away(with_some, fleet.snapshot)
+    return f"Needs {run.devices} {word}{_what_there_is(run, request, have, beginnings)}{away}"
 
 
 def _what_there_is(run: Run, request: Request, have: list[Host], beginnings: Beginnings) -> str:
