@@ -159,6 +159,7 @@ def test_what_was_timed_is_kept_and_shown(member: Client, two_hosts: None, alice
     page = member.get(f"/runs/{run.pk}/").content.decode()
     assert "1 ms and 954 MiB/s between yard-a and yard-b" in plain(page)
     assert "2 ranks, 1 on each host" in page
+    assert ">Device</th>" in page and ">Phase</th>" not in page, "its ranks have no steps, and say no places"
     assert "954 MiB/s" in member.get(f"/runs/{run.pk}/part/text").content.decode()  # fetched like this by live pages
     fleet = member.get("/fleet/").content.decode()
     assert f'<a href="/runs/{run.pk}/">run {run.pk}</a>' in fleet and "954 MiB/s" in fleet

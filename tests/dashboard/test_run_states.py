@@ -132,7 +132,9 @@ def test_each_attempt_names_all_its_workers_also_one_that_was_removed(reader: Cl
     Attempt.objects.filter(pk=first.pk).update(devices=nodes, started_at=None, over=True, outcome="interrupted")
     factory.start(run)
     Worker.objects.all().delete()
-    rows = attempt_rows(reader.get(f"/runs/{run.pk}/?tab=events").content.decode())
+    page = reader.get(f"/runs/{run.pk}/?tab=events").content.decode()
+    assert "<h2>Events</h2>" in page, "the events are not those of the table of attempts above them"
+    rows = attempt_rows(page)
     assert [row[:2] for row in rows] == [["1", "yard-a, yard-b"], ["2", "yard-a"]]
     assert rows[0][2] == "never" and re.fullmatch(r"\d+ \w+ [\d:]+", rows[1][2])
 
