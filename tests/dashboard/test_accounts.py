@@ -52,6 +52,12 @@ def test_strangers_see_only_the_sign_in(client: Client, address: str) -> None:
             assert answer.status_code != 302 or answer["Location"].startswith("/accounts/login/"), address
 
 
+def test_who_may_not_administer_finds_the_way_back(client: Client, alice: Any) -> None:
+    client.force_login(alice)
+    page = client.get("/admin/", follow=True).content.decode()
+    assert "not authorized" in page and '<a href="/">Back to Trainyard</a>' in page
+
+
 @pytest.fixture
 def run(alice: Any) -> Run:
     return services.submit(owner=alice, spec={})
