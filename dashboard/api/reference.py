@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -100,11 +101,16 @@ def operations_of(schema: Schema, address: str, known: Mapping[str, Any]) -> Ite
                 tag=described["tags"][0],
                 method=method.upper(),
                 path=path,
-                about=described.get("description", "").replace("`", ""),
+                about=unbroken(described.get("description", "").replace("`", "")),
                 scope=scope,
                 parameters=[_parameter(schema, one) for one in described.get("parameters", ())] + body.fields,
                 curl=_curl(method.upper(), address + example, body),
             )
+
+
+def unbroken(text: str) -> str:
+    """The text with no line break inside of its numbers: `20 000` as other pages write it."""
+    return re.sub(r"(?<=\d) (?=\d{3}\b)", "\N{NO-BREAK SPACE}", text)
 
 
 @dataclass(frozen=True)
@@ -129,11 +135,12 @@ class Body:
 
 def _field(schema: Schema, name: str, field: Schema, model: Schema) -> Parameter:
     about = field.get("description") or _followed(schema, field).get("description", "")
-    return Parameter(name, "body", _kind(schema, field), name in model.get("required", ()), about.split("\n")[0])
+    first = unbroken(about.split("\n")[0])
+    return Parameter(name, "body", _kind(schema, field), name in model.get("required", ()), first)
 
 
 def _parameter(schema: Schema, described: Schema) -> Parameter:
-    about = described.get("description", "")
+    about = unbroken(described.get("description", ""))
     return Parameter(
         described["name"], described["in"], _kind(schema, described["schema"]), described.get("required", False), about
     )

@@ -65,6 +65,11 @@ def test_limits_are_said_in_words(reader: Client) -> None:
     assert "what is trained and how" in said and "model_validate" not in said
 
 
+def test_a_number_is_not_broken_over_two_lines(reader: Client) -> None:
+    said = page(reader)
+    assert "at most 20\xa0000 spans" in said and "at most 20 000 spans" not in said
+
+
 def test_on_a_phone_a_sentence_is_scrolled_to_not_folded_into_single_words(reader: Client) -> None:
     assert '<td class="said">what is trained and how' in page(reader)
 
