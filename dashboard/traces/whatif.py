@@ -115,14 +115,28 @@ def _sentence(form: ChangeForm, measured: int, took: int) -> str:
     return effect(said, measured, took)
 
 
+def _drawn(measured: Mapping[int, Any], made: Mapping[int, Any]) -> list[int]:
+    """The first DRAWN_RANKS ranks, of which the last give way to those that end the measured step and its replay, as
+    both lengths in the title are theirs."""
+    ends = {_last(measured), _last(made)}
+    others = [rank for rank in sorted(measured) if rank not in ends]
+    return sorted([*ends, *others[: DRAWN_RANKS - len(ends)]])
+
+
+def _last(spans: Mapping[int, Any]) -> int:
+    """The (first) rank that ends last."""
+    ends = {rank: int(rows["end"].max()) if len(rows) else 0 for rank, rows in sorted(spans.items())}
+    return max(ends, key=lambda rank: ends[rank])
+
+
 def _chart(found: Step, made: Mapping[int, Any], step: int) -> Chart | None:
     """Measured over predicted; None for a step too long for bars."""
     if found.long:
         return None
-    first = sorted(found.spans)[:DRAWN_RANKS]
+    drawn = _drawn(found.spans, made)
     both = (("measured", found.spans), ("predicted", made))
-    runs = [(name, {rank: spans[rank] for rank in first}) for name, spans in both]
+    runs = [(name, {rank: spans[rank] for rank in drawn}) for name, spans in both]
     title = f"{ns_text(length(found.spans))} measured, {ns_text(length(made))} predicted"
-    part = f", {len(first)} of {len(found.spans)} ranks" if len(found.spans) > len(first) else ""
+    part = f", {len(drawn)} of {len(found.spans)} ranks" if len(found.spans) > len(drawn) else ""
     source = f"{step_text(step)}, measured and replayed{part}"
     return gantt.chart(runs, title, source, key="whatif", what=REPLAYED, predicted=(1,))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dashboard.charts.timeline import Step
-from dashboard.traces import page
+from dashboard.traces import page, whatif
 from dashboard.traces.models import Trace
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
@@ -53,6 +53,20 @@ def test_of_many_ranks_the_timeline_has_the_most_idle_one() -> None:
     assert page._least(found, "idle") == "Rank 63 is idle most: 60 % of its step"
     assert page._drawn(page._idle(found)) == [*range(31), 63]
     assert page._drawn(page._idle(step(4, *[6] * 63))) == list(range(32))
+
+
+def test_of_many_ranks_a_what_if_draws_those_that_end_the_step_and_its_replay() -> None:
+    found = step(*[6] * 15, 4, long_ms=12)
+    made = {**found.spans, 11: found.spans[15], 15: found.spans[11]}
+    assert whatif._drawn(found.spans, made) == [*range(6), 11, 15]
+    assert whatif._drawn(found.spans, found.spans) == [*range(7), 15]
+    few = step(6, 6).spans
+    assert whatif._drawn(few, few) == [0, 1]
+
+
+def test_what_is_hatched_in_the_timeline_of_an_import_and_grey_in_its_accounts_is_said_to_be_the_same() -> None:
+    assert "idle or not traced, which is hatched above" in page.where(step(6, 4), "").subtitle
+    assert "hatched" not in page.where(step(6, 4), "", recorded=True).subtitle, "nothing of it was not traced"
 
 
 def of(ranks: dict[str, bool], spans: int = 0) -> Trace:
