@@ -144,8 +144,9 @@ def source_of(trace: Trace) -> str:
     return "as recorded by its run" if trace.spec else f"imported from {plural_text(files, 'file')}"
 
 
-def where(found: Step, source: str) -> Chart:
-    """The breakdown of the step of each rank, of at most DRAWN_RANKS."""
+def where(found: Step, source: str, *, recorded: bool = False) -> Chart:
+    """The breakdown of the step of each rank, of at most DRAWN_RANKS; `recorded`: its run recorded the spans, so that
+    none is missing."""
     steps = {rank: parts.total / 1e9 for rank, parts in found.breakdown.items()}
     entries = [
         Entry(name, result=Result(name, Stats(s, s, s, s, 1), breakdown=found.breakdown[rank]))
@@ -153,7 +154,8 @@ def where(found: Step, source: str) -> Chart:
     ]
     made = chart_of_breakdown.chart(entries, _longest(steps), source + _part(len(steps)))
     made.figure["layout"]["xaxis"]["title"]["text"] = "ms"
-    return replace(made, subtitle="Where the step of each rank goes, in ms: parts add up to it")
+    grey = "" if recorded else "; grey: reading data, and what is idle or not traced, which is hatched above"
+    return replace(made, subtitle=f"Where the step of each rank goes, in ms: parts add up to it{grey}")
 
 
 def _longest(steps: Mapping[int, float]) -> str:

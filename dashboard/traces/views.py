@@ -131,7 +131,7 @@ def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
         "step": step,
         "verdict": page.sentence(trace, step, found),
         "gantt": page.timeline(trace, step, lit=lit_of(request.GET)),
-        "where": page.where(found, page.source_of(trace)),
+        "where": page.where(found, page.source_of(trace), recorded=trace.spec is not None),
         "findings": page.findings(trace, step),
         "missing": page.missing(trace, step),
         "largest": page.largest(trace),
