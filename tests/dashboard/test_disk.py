@@ -34,7 +34,7 @@ def member(client: Client, alice: Any) -> Client:
 def free(*sizes: int | None) -> None:
     for name, size in zip("ab", sizes, strict=False):
         factory.worker(f"yard-{name}")
-        Worker.objects.filter(name=f"yard-{name}").update(disk_free=size)
+        Worker.objects.filter(name=f"yard-{name}").update(disk_free=size, host=f"host-{name}")
 
 
 def said(member: Client, **asked: str) -> str:
@@ -148,6 +148,11 @@ def test_a_study_is_told_of_checkpoints_that_find_no_room(member: Client) -> Non
     free(2 * one, 2 * one)
     both = unescape(preview(member, {**saving, "repeats": "3"}))
     assert f"{taken}the hosts have {bytes_text(4 * one)} left on their disks." in both
+    for one_disk in ({"host": "host-a"}, {"shared_checkpoints": True}):
+        free(4 * one, 4 * one)
+        Worker.objects.update(**one_disk)
+        once = unescape(preview(member, {**saving, "repeats": "3"}))
+        assert f"{taken}yard-a and yard-b have {bytes_text(4 * one)} left on the disk they share." in once
     free(4 * one, None)
     assert "may not find room" not in preview(member, {**saving, "repeats": "3"}), "a host has not said"
 

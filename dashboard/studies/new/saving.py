@@ -10,7 +10,7 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.disk import bytes_kept, short_of, unsaved
 from dashboard.runs.waiting.spreading import chosen
 from dashboard.studies.new.variants import Variant
-from parallel_core.analysis.quantities import bytes_beside
+from parallel_core.analysis.quantities import bytes_beside, listed_text
 
 
 def warnings(
@@ -31,16 +31,21 @@ def _said(sentences: Mapping[str, str]) -> dict[str, str]:
 
 def _together(saving: list[Variant], fleet: FleetSnapshot) -> dict[str, str]:
     """Why those that come late in the study may find no room, although each has it alone: checkpoints outlive their
-    run. Nothing is said while a host has not reported its free space."""
-    frees = [worker.disk_free for worker in fleet.reporting]
-    if not frees or None in frees:
-        return {}
-    left = sum(free for free in frees if free is not None)
+    run. Nothing is said while a host has not reported its free space. What workers of one host, or with one folder,
+    have is counted once."""
+    disks: dict[tuple[str, bool], int] = {}
+    for worker in fleet.reporting:
+        if worker.disk_free is None:
+            return {}
+        disk = ("", True) if worker.shared_checkpoints else (worker.host or worker.name, False)
+        disks[disk] = min(worker.disk_free, disks.get(disk, worker.disk_free))
+    left = sum(disks.values())
     sizes = list(accumulate(bytes_kept(one.spec) for one in saving))
-    if not sizes or sizes[-1] <= left:
+    if not disks or not sizes or sizes[-1] <= left:
         return {}
     taken, room = bytes_beside(sizes[-1], left), bytes_beside(left, sizes[-1])
-    where = f"{fleet.reporting[0].name} has" if len(frees) == 1 else "the hosts have"
-    disks = f"{room} left on {'its disk' if len(frees) == 1 else 'their disks'}"
-    why = f"The checkpoints of all runs take up to {taken} together; {where} {disks}."
+    names = [worker.name for worker in fleet.reporting]
+    where = f"{listed_text(names)} {'has' if len(names) == 1 else 'have'}" if len(disks) == 1 else "the hosts have"
+    whose = "their disks" if len(disks) > 1 else "its disk" if len(names) == 1 else "the disk they share"
+    why = f"The checkpoints of all runs take up to {taken} together; {where} {room} left on {whose}."
     return {one.name: why for one, size in zip(saving, sizes, strict=True) if size > left}
