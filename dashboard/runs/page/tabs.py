@@ -30,7 +30,14 @@ from dashboard.runs.reads import read_sentence
 from dashboard.runs.tracing import profiles
 from dashboard.runs.waiting.spreading import devices_of, hosts_of
 from parallel_core.analysis.host_drift import contention_text
-from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text, step_text
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    percent_text,
+    plural_text,
+    ratio_text,
+    seconds_text,
+    step_text,
+)
 from parallel_core.faults import trained
 from parallel_core.layout import Layout
 from parallel_core.schedule.text import spoken
@@ -144,12 +151,13 @@ def equal_sentence(run: Run) -> str:
     if not found or not timed:
         return ""
     attempt = selectors.attempt_of(run)
-    covered = found["step"] + 1 - ((attempt.begins.get("step") or 0) if attempt else 0)  # by this attempt's checks
+    began = (attempt.begins.get("step") or 0) if attempt else 0
+    covered = found["step"] + 1 - began  # by this attempt's checks
     took = covered * timed["median"]
     cost = percent_text(found["checks"] * found["seconds"] / took) if took > 0 else "none"
-    once = found["checks"] == 1
-    times = f"1 check, {seconds_text(found['seconds'])}" if once else f"{found['checks']} checks, "
-    times += "" if once else f"{seconds_text(found['seconds'])} each"
+    since = f" since {step_text(began)}" if began else ""
+    each = "" if found["checks"] == 1 else " each"
+    times = f"{plural_text(found['checks'], 'check')}{since}, {seconds_text(found['seconds'])}{each}"
     equal = _compared(trained(RunSpec.stored(run.spec)))
     return (
         f"{times} ({cost} of the steps): {equal}. Parameters after {step_text(found['step'])}: {found['parameters']}."
