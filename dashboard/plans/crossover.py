@@ -16,7 +16,7 @@ from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place, places_of
 from parallel_core.analysis.disturbance import is_quiet
-from parallel_core.analysis.quantities import count_text, plural_text, significant
+from parallel_core.analysis.quantities import count_text, listed_text, plural_text, significant
 from parallel_core.plan.crossover import MOST, MOST_GBPS, MOST_TFLOPS, MOST_US, RANGES, Along, CrossoverCase, limits
 from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
@@ -98,10 +98,14 @@ def sentences(case: CrossoverCase) -> list[str]:
         f"{significant(both[fast])} times one device with {fast} on {count_text(case.devices)} devices, "
         f"{significant(both[slow])} with {slow}."
     )
-    flips = (crossover_chart.title(case, along).partition(";")[0].rstrip(".") for along in varied(case))
+    flips: dict[str, list[str]] = {}
+    for along in varied(case):
+        who, where = crossover_chart.title(case, along).partition(";")[0].rstrip(".").split(" is faster ")
+        flips.setdefault(who, []).append(where)
+    where_each = (f"{who} is faster {listed_text(found)}" for who, found in flips.items())
     heads = plural_text(case.heads, "head")
     wide = [f"No tensor group of {count_text(case.devices)} divides {heads}."] if case.heads % case.devices else []
-    return [first, "; ".join(flips) + ".", *wide]
+    return [first, f"{'; '.join(where_each)}.", *wide]
 
 
 def dots(case: CrossoverCase, along: Along) -> list[Dot]:
