@@ -16,6 +16,7 @@ from collections.abc import Hashable
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
 from django.utils import timezone
 
+from dashboard.disk_full import is_disk_full
 from dashboard.fleet.models import ControllerState
 
 log = logging.getLogger(__name__)
@@ -77,8 +78,10 @@ class Suspects:
 
     def is_at_fault(self, unit: Hashable, source: Source, error: Exception, patience: float) -> bool:
         """Notes that the unit failed alone just now; whether it has done so for `patience` seconds (and often
-        enough), with other writes taken all along. `error_of` knows it from then on."""
-        if not takes_writes():
+        enough), with other writes taken all along. `error_of` knows it from then on.
+
+        A full disk is never its fault, though that may still take a small row."""
+        if is_disk_full(error) or not takes_writes():
             self._since.clear()  # whatever failed may have failed for that
             self._tries.clear()
             return False

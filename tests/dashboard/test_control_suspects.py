@@ -15,7 +15,7 @@ from dashboard.control.controller import Controller
 from dashboard.control.lock import lock_of_database
 from dashboard.control.suspects import LEAST_TRIES, PATIENCE_AGAIN_S, PATIENCE_S, TRIES_TOGETHER
 from dashboard.fleet.models import ControllerState
-from dashboard.runs.models import Attempt, DeadLetter, Run, State
+from dashboard.runs.models import Attempt, DeadLetter, LogChunk, Run, State
 from tests.dashboard.database_faults import END_CONNECTION, mend, refuse
 from tests.dashboard.fake_worker import Peer, points_frame
 from tests.dashboard.test_dead_letters import placed, steps
@@ -102,6 +102,32 @@ def test_two_tries_that_each_waited_for_a_lock_do_not_set_a_record_aside(
     mend(SERIES)
     assert turns(controller, clock, PATIENCE_S) == 0
     assert steps(attempt) == [2, 3] and not DeadLetter.objects.exists()
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite's own limit stands for a full disk")
+def test_on_a_full_disk_all_waits_however_long_though_small_rows_find_room(
+    peer: Peer, controller: Controller, clock: Clock, attempt: Attempt
+) -> None:
+    def limit(pages: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"PRAGMA max_page_count = {pages}")
+
+    log = b"x" * (256 << 10)
+    controller.turn()
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA page_count")
+        (pages,) = cursor.fetchone()
+    peer.send(attempt.pk, log, channel="log")
+    limit(pages)
+    try:
+        assert suspects.takes_writes()
+        passed = turns(controller, clock, 3 * PATIENCE_S)
+    finally:
+        limit("1073741823")
+    assert passed >= 3 * PATIENCE_S and waiting(peer) == 1
+    assert turns(controller, clock, 10) == 0 and waiting(peer) == 0
+    assert not DeadLetter.objects.exists() and not attempt.run.events.filter(kind="set_aside").exists()
+    assert b"".join(bytes(row.data) for row in LogChunk.objects.filter(attempt=attempt)) == log
 
 
 def test_while_no_write_is_taken_all_waits_however_long(
