@@ -6,10 +6,14 @@ silent they were when it last listened.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.utils import timezone
 
 from dashboard.ages import span
@@ -17,6 +21,9 @@ from dashboard.fleet.models import ControllerState, Yard
 from workers.contract import HEARTBEAT_S
 
 STAMP_EVERY_S = HEARTBEAT_S
+LEAST_FREE = 1 << 20
+"""With fewer free bytes the disk of the database counts as full."""
+FULL = "The disk of the database is full: nothing is placed or recorded until some of it is free; training goes on."
 HEAR = "hear the workers"
 """What it fails at while Redis is away, or takes nothing because its disk is full."""
 AWAY_S = 10.0
@@ -55,9 +62,21 @@ def away_sentence() -> str:
     if seconds is None:
         return ""
     rest = "nothing is placed or recorded until it is back; training goes on."
+    if disk_is_full():
+        return FULL
     if error := deaf():
         return f"Redis has failed the controller for {span(seconds)} ({error}): {rest}"
     return f"The controller has not been heard for {span(seconds)}: {rest}"
+
+
+def disk_is_full() -> bool:
+    """Whether it is away because its stamp finds no room; known only of a database in a file of this host."""
+    database = settings.DATABASES["default"]
+    if not database["ENGINE"].endswith("sqlite3"):
+        return False
+    with suppress(OSError):
+        return shutil.disk_usage(Path(database["NAME"]).parent).free < LEAST_FREE
+    return False
 
 
 def deaf() -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from dashboard.runs.waiting.queue import everyone_waiting
 from tests.dashboard import factory
 from tests.dashboard.database_file import ROOT, env_of
 from tests.dashboard.fake_worker import Peer, spec
+from tests.dashboard.plain import plain
 from tests.dashboard.test_control import started, state_of, submit, until
 
 pytestmark = pytest.mark.django_db
@@ -73,6 +75,30 @@ def test_the_queue_waits_for_the_controller(away: Worker, alice: Any) -> None:
     listening.stamp([])
     Worker.objects.update(heartbeat_at=timezone.now())
     assert everyone_waiting()[run.pk].sentence == "Starts now."
+
+
+def test_a_full_disk_of_the_database_is_said_and_not_the_controller_blamed(
+    away: Worker, member: Client, alice: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = factory.queued(alice)
+    file = {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "yard.sqlite3"}
+    monkeypatch.setattr(listening, "settings", SimpleNamespace(DATABASES={"default": file}))
+    monkeypatch.setattr(listening.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    assert "The disk of the database is full: nothing is placed or recorded until" in fleet(member)
+    assert "controller has not been heard" not in fleet(member)
+    assert everyone_waiting()[run.pk].sentence == "Waits until the disk of the database, which is full, has room."
+    listening.stamp([])
+    assert "The disk of the database" not in fleet(member), "as long as it takes what is written"
+
+
+def test_the_page_of_a_run_under_way_says_that_nobody_hears_from_it(away: Worker, member: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.start(run)
+    ControllerState.objects.update(listened_at=timezone.now() - timedelta(minutes=40))
+    said = "The controller has not been heard for 40 min: nothing is placed or recorded until it is back"
+    assert said in plain(member.get(f"/runs/{run.pk}/").content.decode())
+    factory.end(run, State.SUCCEEDED)
+    assert said not in plain(member.get(f"/runs/{run.pk}/").content.decode())
 
 
 def test_a_run_that_is_written_meanwhile_is_told_so(away: Worker, member: Client) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dashboard.fleet.listening import away_sentence
 from dashboard.runs import linking, resuming, selectors
 from dashboard.runs.form.form_words import OF_ERRORS, in_ended_words
 from dashboard.runs.generation import generated_text, text_times
-from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.models import ACTIVE, Attempt, Run, State
 from dashboard.runs.page import losses
 from dashboard.runs.page.fix import NO_SPACE, fix
 from dashboard.runs.page.shares import shares
@@ -87,7 +88,13 @@ def cause_of(run: Run) -> str:
 
 
 def verdict(run: Run) -> Verdict:
-    """The verdict for the run's present state."""
+    """The verdict for the run's present state; of one under way, also that nobody hears from it at present."""
+    found = _verdict(run)
+    away = away_sentence() if run.state in ACTIVE else ""
+    return replace(found, more=" ".join(filter(None, (found.more, away)))) if away else found
+
+
+def _verdict(run: Run) -> Verdict:
     attempt = selectors.attempt_of(run)
     if run.state == State.QUEUED:
         return _queued(run)

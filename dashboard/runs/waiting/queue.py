@@ -11,7 +11,7 @@ from dashboard.ages import clock, span
 from dashboard.control.finding import UNTAKEN, Wait
 from dashboard.control.hosts import NOBODY, Host, Request
 from dashboard.control.placement import plan
-from dashboard.fleet.listening import away_for, deaf, refused_sentence
+from dashboard.fleet.listening import away_for, deaf, disk_is_full, refused_sentence
 from dashboard.fleet.selectors import FleetSnapshot, hosts
 from dashboard.fleet.words import apart_text
 from dashboard.runs.models import Attempt, Run, State
@@ -107,6 +107,8 @@ def _for_controller() -> str:
     seconds = away_for()
     if seconds is None:
         return ""
+    if disk_is_full():
+        return "Waits until the disk of the database, which is full, has room."
     if error := deaf():
         return f"Waits for Redis, which has failed the controller for {span(seconds)} ({error})."
     return f"Waits for the controller, which has not been heard for {span(seconds)}."
