@@ -121,8 +121,11 @@ class Yard:
         log = self.home.logs / f"{name}.log"
         said = last_line(log) or "nothing"
         say(f"{name} ended ({code}); starting it again. It said last: {said}\nIts log: {log}")
-        if shutil.disk_usage(log.parent).free < LEAST_FREE:  # then the log has not what it said, either
+        if self._disk_is_full():  # then the log has not what it said, either
             say(f"The disk of {self.home.path} is full: free some of it. What the yard does meanwhile is not kept.")
+
+    def _disk_is_full(self) -> bool:
+        return shutil.disk_usage(self.home.path).free < LEAST_FREE
 
     def _announce_failure(self, name: str, error: Exception) -> None:
         say(f"{name} cannot be started: {error}. It is tried again.")
@@ -159,6 +162,10 @@ class Yard:
         self.broker.start(self.env, ROOT)
         self.preparation = sign_in.prepare(self.home, self.env)
         if self.preparation is None:
+            if self._disk_is_full():
+                raise SystemExit(
+                    f"Not started: the disk of {self.home.path} is full. Free some of it, then start again."
+                )
             raise SystemExit("The database could not be prepared; the reason stands above.")
         self._wait_for_broker()
         for part in self.parts[1:]:

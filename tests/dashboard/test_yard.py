@@ -171,6 +171,25 @@ def test_a_process_that_ends_on_a_full_disk_is_told_with_that(
         assert (f"The disk of {tmp_path} is full: free some of it." in said) is full
 
 
+@pytest.mark.parametrize(("free", "said"), [(0, "the disk of {} is full. Free some"), (1 << 40, "the reason stands")])
+def test_a_start_on_a_full_disk_is_refused_with_that(
+    free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite itself says no more than "disk I/O error"."""
+    from dashboard.yard import up
+
+    yard = up.Yard(Home(tmp_path))
+    monkeypatch.setattr(yard.broker, "start", lambda *_: None)
+    monkeypatch.setattr(up.sign_in, "prepare", lambda *_: None)
+    left = os.statvfs_result((4096, 4096, 100, free // 4096, free // 4096, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: left)
+    try:
+        with pytest.raises(SystemExit, match=said.format(tmp_path)):
+            yard._start()
+    finally:
+        yard.lock.release()
+
+
 def test_a_worker_gets_the_time_that_its_ranks_may_take_to_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
