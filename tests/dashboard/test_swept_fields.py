@@ -243,6 +243,14 @@ def test_a_wrong_second_field_is_named(member: Client, second: str, values: str,
     assert not Study.objects.exists()
 
 
+@pytest.mark.parametrize("field", ["parallel__replicas", "parallel__widths", "trace__profile_ranks"])
+def test_an_error_in_a_list_is_shown_at_its_field(member: Client, field: str) -> None:
+    """Above the form, "A whole number is needed" would name none of some eighty fields."""
+    values = {"parallel__pp": "2", "trace__profile_steps": "3", field: "1, x"}
+    errors = member.post(NEW, {**SWEEP, **values}).context["form"].errors
+    assert errors == {field: ["A whole number is needed; got 'x'."]}
+
+
 def test_a_second_field_that_is_chosen_begins_in_its_notation(member: Client) -> None:
     asked = {**SWEEP, "begun_for": SWEEP["field"], "second_field": "parallel.cuts", "second_values": ""}
     said = preview(member, asked)

@@ -17,7 +17,7 @@ from dashboard.fleet.run_on import RunOn
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.form.form_words import in_form_words
 from dashboard.runs.form.forms import NAME_TOO_LONG
-from dashboard.runs.form.spec_fields import html_name
+from dashboard.runs.form.spec_fields import form_name, html_name
 from dashboard.runs.models import Run
 from dashboard.runs.waiting import run_on as places
 from dashboard.runs.waiting.queue_fields import PriorityField, offer, run_on_field
@@ -151,5 +151,5 @@ class StudyForm(Form):
     def show(self, errors: dict[str, str]) -> None:
         """Adds messages by dotted field to the form's fields; those without a field are shown above the form."""
         for dotted, message in errors.items():
-            name = html_name(dotted)
-            self.add_error(name if name in self.fields else None, in_form_words(message))
+            names = (form_name(dotted), html_name(dotted))  # of `parallel.cuts.0`, the field of the cuts
+            self.add_error(next((name for name in names if name in self.fields), None), in_form_words(message))
