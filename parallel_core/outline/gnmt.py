@@ -135,6 +135,10 @@ class GnmtOutline(Outline):
         # Gates computed from the input for all positions, and the concatenated states of each direction.
         attended = inner - one if i == count else 0  # the LSTM runs before anything of attention exists
         forward = 0 if fused else max(0, rows * width * (GATES + ways) + copied - attended)
+        if (
+            i == count and wide > 1
+        ):  # attention in 16 bits makes fp32 copies, scales them, and rounds weights and context
+            forward = max(forward, rows * (9 * h + s))
         alone = None if fused else max(attended, rows * width * (GATES + 1 + ways))  # gates and states only
         cost = UnitCost(parameters, entering, inner, passing, leaving=leaving, copied=copied, aside=aside)
         return replace(cost, late=late, forward=forward, alone=alone)
