@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from dashboard.ages import span
 from dashboard.fleet.models import ControllerState, Yard
+from dashboard.one_look import read_once
 from workers.contract import HEARTBEAT_S
 
 STAMP_EVERY_S = HEARTBEAT_S
@@ -42,6 +43,7 @@ def note_deaf(error: str) -> None:
     ControllerState.objects.filter(pk=1).update(failing=[{"what": HEAR, "error": error}])
 
 
+@read_once
 def listened_until() -> datetime:
     """Until when heartbeats were heard: now, or when the controller listened last. In a yard in which it never did, no
     worker is known either."""

@@ -35,6 +35,12 @@ def age_of(worker: Worker) -> float | None:
     return max(0.0, (timezone.now() - worker.heartbeat_at).total_seconds())
 
 
+@read_once
+def every_worker() -> tuple[Worker, ...]:
+    """All workers, by name."""
+    return tuple(Worker.objects.all())
+
+
 def reporting() -> QuerySet[Worker]:
     """Workers that are not silent."""
     return Worker.objects.filter(heartbeat_at__gt=silent_before())
@@ -74,7 +80,7 @@ class FleetSnapshot:
     @classmethod
     @read_once
     def now(cls) -> FleetSnapshot:
-        every, since = tuple(Worker.objects.all()), silent_before()
+        every, since = every_worker(), silent_before()
         return cls(every, tuple(one for one in every if one.heartbeat_at is not None and one.heartbeat_at > since))
 
     @property
@@ -191,7 +197,7 @@ def hosts(
     holding = {name for name, _, _ in held}
     returns = since + timedelta(seconds=LEASE_S - RETURNS_S)
     out = []
-    for worker in Worker.objects.all():
+    for worker in every_worker():
         heard = worker.heartbeat_at or returns
         there = worker.name in alive if alive is not None else heard > since
         opened = there and worker.in_service

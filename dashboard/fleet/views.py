@@ -17,6 +17,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
 from dashboard.fleet.usable import Usable
 from dashboard.live.changes import priced
+from dashboard.one_look import one_look
 from dashboard.runs import link_views
 from dashboard.runs.models import Run, State
 from dashboard.runs.waiting.asking import queued_runs
@@ -28,6 +29,7 @@ QUEUE_SHOWN = 20
 
 
 @require_safe
+@one_look()
 def fleet(request: HttpRequest) -> HttpResponse:
     """The page; `?hours=` says how far back the timeline goes."""
     return render(request, "fleet/list.html", {**_context(request), **link_views.context(request)})
@@ -35,6 +37,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 @priced
+@one_look()
 def part(request: HttpRequest) -> HttpResponse:
     """Only the live part of the page."""
     return render(request, "fleet/part.html", _context(request))

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from dashboard.fleet.models import Worker
-from dashboard.fleet.selectors import age_of, live_attempts, occupancy, silent_before
+from dashboard.fleet.selectors import age_of, every_worker, live_attempts, occupancy, silent_before
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Attempt, Run
 from parallel_core.version import version
@@ -73,7 +73,7 @@ def workers() -> list[WorkerView]:
     since, attempts = silent_before(), live_attempts()
     held = occupancy(attempts)
     asked = {profile.worker_id: profile for profile in Profile.objects.filter(state=ProfileState.ASKED).order_by("-id")}
-    return [_view(worker, since, attempts, held, asked.get(worker.pk)) for worker in Worker.objects.all()]
+    return [_view(worker, since, attempts, held, asked.get(worker.pk)) for worker in every_worker()]
 
 
 def timing() -> set[int]:

@@ -69,6 +69,23 @@ def test_a_runs_page_reads_nothing_twice(client: Client, alice: Any) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("address", ["/fleet/", "/runs/new/"])
+def test_pages_about_the_fleet_look_at_it_once(
+    member: Client, alice: Any, worker: Any, redis_url: str, address: str
+) -> None:
+    """They read all hosts up to five times, and up to seven times when the controller listened last."""
+    factory.start(factory.queued(alice))
+    factory.queued(alice)
+    with CaptureQueriesContext(connection) as seen:
+        assert member.get(address).status_code == 200
+    hosts = [one["sql"] for one in seen.captured_queries if 'FROM "fleet_worker"' in one["sql"]]
+    stamps = [
+        one["sql"] for one in seen.captured_queries if 'SELECT "fleet_controllerstate"."listened_at"' in one["sql"]
+    ]
+    assert max(Counter(hosts).values()) == len(stamps) == 1
+
+
+@pytest.mark.django_db
 def test_findings_that_are_kept_are_no_older_than_what_they_are_kept_under(alice: Any) -> None:
     """The last losses of a run that has ended arrive between the verdict of its page and the findings below it."""
     run = factory.queued(alice)
