@@ -244,3 +244,27 @@ def test_fields_beside_each_other_begin_in_one_line_and_plans_have_lines_of_thei
     heads = page.locator("[aria-labelledby=ranked-title] thead th")
     heights = heads.evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().height)")
     assert len(heights) == 4 and max(heights) < 32, "no word is broken"
+
+
+def test_the_marked_place_of_a_schedule_that_is_refused_is_scrolled_to(
+    window: Callable[..., Page], session: Any
+) -> None:
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto("/runs/new/")
+    page.get_by_role("link", name="own schedule").click()
+    order = page.get_by_label("Own schedule")
+    order.fill(order.input_value().replace("0B0", "0B1", 1))
+    order.blur()
+    said = page.locator("#error-parallel__program")
+    expect(said).to_contain_text(">0B1<")
+    until(page, "() => document.querySelector('#error-parallel__program').scrollLeft > 0")
+    seen = said.evaluate(
+        """(said) => {
+          const lines = said.lastChild, at = lines.data.indexOf(">0B1<"), place = document.createRange();
+          place.setStart(lines, at);
+          place.setEnd(lines, at + 5);
+          const [mark, box] = [place, said].map((one) => one.getBoundingClientRect());
+          return box.left <= mark.left && mark.right <= box.right;
+        }"""
+    )
+    assert seen
