@@ -14,7 +14,14 @@ from dashboard.charts import serving as serving_chart
 from dashboard.fields import Number, WholeNumber
 from dashboard.plans.forms import SetupForm
 from dashboard.plans.views import answered, framed
-from parallel_core.analysis.quantities import bytes_beside, bytes_text, large_text, percent_text, seconds_text
+from parallel_core.analysis.quantities import (
+    bytes_beside,
+    bytes_text,
+    figure_text,
+    large_text,
+    percent_text,
+    seconds_text,
+)
 from parallel_core.plan.cluster.inference import MOST_TOKENS, Ask, Served, cache_bytes, serve
 
 LISTED = 12
@@ -85,7 +92,7 @@ def sentences(form: ServingForm, best: int | None) -> list[str]:
             return [_none_fits(made), kept]
         quick = seconds_text(float(made.token[made.front()[0]]))
         return [f"No way is that quick: the quickest token takes {quick}.", kept]
-    rate = large_text(float(made.throughput[best]))
+    rate = figure_text(float(made.throughput[best]))
     token = seconds_text(float(made.token[best]))
     tokens = f"{rate} token{'' if rate == '1' else 's'} a second"
     first = f"{tokens}, prefill included, at {token} a token: {made.label(best)}."
