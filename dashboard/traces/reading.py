@@ -31,8 +31,11 @@ MEMORY_BYTES = 4 << 30
 
 
 def recover() -> None:
-    """Queues again what an earlier analyst was reading; deletes uploads that were cut off."""
+    """Queues again what an earlier analyst was reading; deletes uploads that were cut off, and what it had read of
+    others and not deleted yet."""
     services.sweep()
+    for trace in Trace.objects.filter(state__in=(TraceState.READY, TraceState.FAILED), files__isnull=False).distinct():
+        services.drop_files(trace)
     Trace.objects.filter(state=TraceState.READING).update(state=TraceState.QUEUED)
 
 

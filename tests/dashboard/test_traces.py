@@ -300,6 +300,22 @@ def test_an_analyst_takes_up_what_another_left(member: Client, real: list[bytes]
     analyse_until(lambda: Trace.objects.get().state == TraceState.READY)
 
 
+@pytest.mark.parametrize("first", [b"{}", None], ids=["failed", "read"])
+def test_files_that_a_killed_analyst_had_read_and_not_deleted_go(
+    member: Client, real: list[bytes], first: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may take a GiB, and nobody would see them."""
+    send(member, ("rank0.json", first or real[0]))
+    with monkeypatch.context() as killed:
+        killed.setattr(services, "drop_files", lambda trace: None)
+        assert read_next()
+    assert Trace.objects.get().state == (TraceState.FAILED if first else TraceState.READY)
+    stored = Trace.objects.get().files.get().stored
+    assert default_storage.exists(stored)
+    reading.recover()
+    assert not default_storage.exists(stored) and not Trace.objects.get().files.exists()
+
+
 def test_rules_that_need_no_more_than_spans_judge_a_trace(member: Client, real: list[bytes]) -> None:
     trace, page = shown(member, ("rank0.json", real[0]), ("rank1.json", real[1]))
     findings = page.context["findings"]

@@ -24,6 +24,9 @@ from parallel_core.observe.progress import Progress, read
 from parallel_core.observe.record_files import FileSink
 
 FORK_ONCE = "--fork-once"
+DIE_AFTER_FORK = "--die-after-fork"
+FORKED = "forked"
+"""File with the process id of the rank, in the folder that follows DIE_AFTER_FORK."""
 
 
 def finish(args: RankArgs, sink: FileSink, page: Progress) -> None:
@@ -162,8 +165,23 @@ def fork_once() -> None:
     os.fork = limited
 
 
+def die_after_fork() -> None:
+    """Has this process killed as it has forked a rank, before it can say so."""
+    fork = os.fork
+
+    def last() -> int:
+        if pid := fork():
+            Path(sys.argv[sys.argv.index(DIE_AFTER_FORK) + 1], FORKED).write_text(str(pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return pid
+
+    os.fork = last
+
+
 if __name__ == "__main__":
     if FORK_ONCE in sys.argv:
         fork_once()
+    if DIE_AFTER_FORK in sys.argv:
+        die_after_fork()
     processes.die_with(int(sys.argv[-1]))
     serve(parent=int(sys.argv[-1]), run_rank=run)

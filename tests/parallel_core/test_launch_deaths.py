@@ -27,7 +27,7 @@ from parallel_core.launch import (
 )
 from parallel_core.launch_server import FAIL_GRACE_S
 from parallel_core.observe import progress
-from tests.parallel_core.launch_ranks import FORK_ONCE
+from tests.parallel_core.launch_ranks import DIE_AFTER_FORK, FORK_ONCE, FORKED
 from tests.parallel_core.launch_yard import COMMAND, LIMIT_S, Yard, eventually, order, where_waiting
 from tests.parallel_core.test_launch import GONE_S
 
@@ -105,6 +105,19 @@ def test_ranks_die_with_the_fork_server(yard: Yard) -> None:
     assert processes.wait_gone(yard.ranks(1).values(), LIMIT_S) == []
     with pytest.raises(ServerLost):
         yard.start(2, "wait")
+
+
+def test_a_rank_that_nobody_was_told_of_dies_with_the_fork_server(tmp_path: Path) -> None:
+    """The server is killed between the fork and its report, so no worker could end this process."""
+    yard = Yard(tmp_path, DIE_AFTER_FORK, str(tmp_path))
+    try:
+        yard.start(1, "ignore_term")
+        yard.until("lost")
+        assert not yard.ranks(1)
+        pid = int((tmp_path / FORKED).read_text())
+        eventually(lambda: not processes.alive(pid))
+    finally:
+        yard.server.close()
 
 
 def test_a_term_ends_the_server_in_order(yard: Yard) -> None:
