@@ -33,9 +33,10 @@ def open_tail(folder: Path, channel: Channel, rank: int) -> Tail:
 
 
 def size_of(path: Path) -> int:
+    """0 without a file. Raises OSError where it cannot be asked: an end would else be told without the rest of it."""
     try:
         return path.stat().st_size
-    except OSError:
+    except FileNotFoundError:
         return 0
 
 

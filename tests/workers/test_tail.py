@@ -4,8 +4,11 @@ notice.
 
 from __future__ import annotations
 
+import errno
+import os
 import tracemalloc
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -28,6 +31,20 @@ def events(tmp_path: Path, sizes: list[int], torn: bytes = b"") -> tuple[EventTa
     data = b"".join(record_files.encode({"kind": "phase", "rank": 0, "t": 0.0}, bytes(size)) for size in sizes)
     record_files.events_path(tmp_path, 0).write_bytes(data + torn)
     return EventTail(tmp_path, 0, limit=1000), data
+
+
+def test_a_disk_that_fails_does_not_end_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log-0.txt"
+    path.write_bytes(b"the rest")
+
+    def fails(_: Path) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "stat", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            LogTail(path).read(0, final=True)
+    assert LogTail(path).read(0, final=True).data == b"the rest"
 
 
 def test_a_missing_file_is_empty(tmp_path: Path) -> None:
