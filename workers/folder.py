@@ -4,6 +4,7 @@
                        published.json   how far each file was published
                        events-<rank>.bin, log-<rank>.txt, progress-<rank>   written by the ranks
                        settled          nothing else is left: only the claim, against late duplicate deliveries
+                       offered-again    it was sent once more though KEEP_S were over
 
 A folder is made once (`claim`): whoever makes it owns the attempt, also across restarts of the worker.
 """
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 KEEP_S = 7 * 24 * 3600.0
 """Seconds for which the claim of a settled attempt, and the data of one that nobody settled, are kept."""
-SETTLED = "settled"
+SETTLED, OFFERED_AGAIN = "settled", "offered-again"
 
 Stop = Literal["", "cancelled", "ended", "interrupted", "fenced", "no_progress", "refused"]
 """Why the worker stopped the attempt; "" = it did not."""
@@ -91,6 +92,16 @@ class Folder:
     def settled(self) -> bool:
         return (self.path / SETTLED).exists()
 
+    def offer_again(self) -> bool:
+        """Whether its data are to be sent once more though they are older than KEEP_S: this host was perhaps switched
+        off all that time, or its clock is wrong. Notes that, so that it is the last time."""
+        mark = self.path / OFFERED_AGAIN
+        if mark.exists():
+            return False
+        with contextlib.suppress(OSError):
+            mark.touch()
+        return True
+
     def settle(self) -> None:
         """Everything has arrived: deletes all but the claim. A full disk takes the mark only after that."""
         with contextlib.suppress(OSError):
@@ -103,15 +114,16 @@ class Folder:
 
 
 def unsettled(attempts: Path) -> list[Folder]:
-    """Folders of attempts that are not settled, by id; those older than KEEP_S are deleted, with a line in the log if
-    the yard has not taken all of it."""
+    """Folders of attempts that are not settled, by id; those older than KEEP_S are sent once more, and deleted where
+    that was KEEP_S ago, with a line in the log. The claims of settled ones are deleted, too."""
     found = []
     for path in attempts.iterdir() if attempts.exists() else ():
         if not path.name.isdecimal():
             continue
-        if time.time() - path.stat().st_mtime > KEEP_S:
-            _delete(Folder(path))
-        elif not (folder := Folder(path)).settled:
+        folder, old = Folder(path), time.time() - path.stat().st_mtime > KEEP_S
+        if old and (folder.settled or not folder.offer_again()):
+            _delete(folder)
+        elif not folder.settled:
             found.append(folder)
     return sorted(found, key=lambda folder: folder.attempt)
 

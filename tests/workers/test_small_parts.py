@@ -111,6 +111,10 @@ def test_old_folders_are_removed_and_named_in_the_log_where_the_yard_has_not_all
     past = time.time() - KEEP_S - 60
     for folder in (kept, taken):
         os.utime(folder.path, (past, past))
+    assert [folder.attempt for folder in unsettled(tmp_path)] == [4], "this host was perhaps off since then: once more"
+    assert [folder.attempt for folder in unsettled(tmp_path)] == [4] and not taken.path.exists()
+    assert not caplog.records
+    os.utime(kept.path, (past, past))
     assert unsettled(tmp_path) == []
     assert not kept.path.exists() and not taken.path.exists()
     why = "its records are deleted, because the yard has not taken all of them within 7 days"
