@@ -51,6 +51,8 @@ class UnitCost:
     """Peak of the loss's backward, before anything is added to a parameter gradient."""
     product: int = 0
     """The part of `passing` that is a weight gradient before it is added; with a split backward it is made in W."""
+    sent: int | None = None
+    """What is left of `passing` when the last of its gradients has been added; None = all of it."""
     forward: int = 0
     """Peak of its forward's temporaries."""
     drawn: int = 0

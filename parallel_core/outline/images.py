@@ -64,7 +64,8 @@ class ImageOutline(Outline):
         """Returns the memory of a linear layer from `width` inputs to the classes, with the loss."""
         rows, classes = spec.micro_batch_size, self.model.classes
         logits, apart = rows * classes, product(spec, classes * width)
-        return UnitCost((classes * width, classes), rows * width, logits, rows * width + apart, product=apart)
+        sizes, left = (classes * width, classes), rows * width
+        return UnitCost(sizes, rows * width, logits, left + apart, product=apart, sent=left)
 
     def elements(self, spec: RunSpec, unit: int) -> int:
         """Returns the elements of a layer's input, for one micro-batch; 0 for the first layer, whose input is the

@@ -41,7 +41,8 @@ class MlpOutline(ImageOutline):
             columns = h if i else self.pixels
             # W needs the gradient of ReLU's input, in addition to what the forward saved.
             apart = product(spec, columns * h)
-            passing, gathered = 2 * rows * h + apart, rows * h - kept
-            return UnitCost((columns * h, h), self.elements(spec, i), kept, passing, gathered=gathered, product=apart)
+            left, gathered, sizes = 2 * rows * h, rows * h - kept, (columns * h, h)
+            entering, passing = self.elements(spec, i), left + apart
+            return UnitCost(sizes, entering, kept, passing, gathered=gathered, product=apart, sent=left)
 
         return [*(linear(i) for i in range(self.model.layers)), self.head(spec, h)]

@@ -91,6 +91,6 @@ class Vgg16Outline(ConvolutionOutline):
         for columns in (self.flat, self.dense):
             weight = columns * self.dense
             entering, apart = self.elements(spec, len(costs)), product(spec, weight)
-            passing = rows * (columns + self.dense) + apart
-            costs.append(UnitCost((weight, self.dense), entering, kept, passing, product=apart))
+            left = rows * (columns + self.dense)
+            costs.append(UnitCost((weight, self.dense), entering, kept, left + apart, product=apart, sent=left))
         return [*costs, self.head(spec, self.dense)]

@@ -95,6 +95,7 @@ class _Part:
         self.weights = sum(segment.weights for segment in segments)
         self.product = max(unit.product for segment in segments for unit in segment.units)
         self.grads = max(grads for segment in segments for grads in segment.grads)
+        self.sent = max((sent for segment in segments for sent in segment.sent), default=0)
         self.again = segments[-1].recomputed
         """The output is recomputed; otherwise it ends a graph that is kept."""
         ending = 0 if self.again else output
@@ -133,7 +134,10 @@ class _Account:
         """Elements at a moment, with `held` waiting for a backward or for W and `in_hand` in messages."""
         kind, part, resting = moment.kind, self._parts[moment.stage], self._resting[moment.rest]
         if kind is Kind.W:
-            return Live(held, in_hand + part.product, part.grads)
+            product, grads = max(
+                (part.product, part.grads), (0, part.sent), key=sum
+            )  # it is freed before a bucket goes
+            return Live(held, in_hand + product, grads)
         if kind in (Kind.B, Kind.BW):
             worst = part.in_b if kind is Kind.B else part.worst
             kept = held + worst.kept - self._both.get(moment.stage, 0)

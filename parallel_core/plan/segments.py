@@ -48,9 +48,9 @@ class Live(NamedTuple):
 class Segment:
     """Layers that go backward together; if recomputed, only the input of the first is kept.
 
-    Elements of unsharded gradient buckets: `grads` in the backward of each layer, `before` its first gradient,
-    `resting` before that of the loss, `in_b` in its B; `params`: unsharded parameters; `turns`: set if torch shards
-    them.
+    Elements of unsharded gradient buckets: `grads` in the backward of each layer, `before` its first gradient, `sent`
+    when the last has come, `resting` before that of the loss, `in_b` in its B; `params`: unsharded parameters; `turns`:
+    set if torch shards them.
     """
 
     units: tuple[UnitCost, ...]
@@ -60,6 +60,7 @@ class Segment:
     recomputed: bool
     resting: int = 0
     in_b: tuple[int, ...] = ()
+    sent: tuple[int, ...] = ()
     turns: tuple[Turn, ...] = ()
 
     @property
@@ -107,6 +108,9 @@ class Segment:
                 instants.append(Live(kept - unit.late, passing, grads, params))
                 grads = self.before[i]
             instants.append(Live(kept, passing, grads, params))
+            if self.sent and not split:
+                freed = 0 if unit.sent is None else unit.passing - unit.sent
+                instants.append(Live(kept - unit.late, passing - freed, self.sent[i], params))
         return max((*instants, *self._turns(output)), key=sum)
 
     def _turns(self, output: int) -> Iterator[Live]:
@@ -153,9 +157,12 @@ def segments_of(spec: RunSpec, layers: Layers, units: Sequence[int], whole: Whol
             own = accumulate(max(0, count - whole.shared) for count in params)
             params = [whole.shared + count for count in own]
         costs = tuple(layers.costs[unit] for unit in of)
+        sent = tuple(whole.sent.get(unit, 0) * spec.fp32_elements for unit in of)
         turns = tuple(whole.turns[unit] for unit in of if unit in whole.turns)
         in_b = tuple(whole.in_b.get(unit, 0) * spec.fp32_elements for unit in of)
-        return Segment(costs, grads, before, tuple(params), again, whole.resting * spec.fp32_elements, in_b, turns)
+        return Segment(
+            costs, grads, before, tuple(params), again, whole.resting * spec.fp32_elements, in_b, sent, turns
+        )
 
     if spec.parallel.recompute != "full":
         return [segment(units, False)]

@@ -39,6 +39,7 @@ class Whole(NamedTuple):
     """Unsharded gradient and parameter elements, by unit and moment.
 
     - `at[unit]`: gradient buckets while the layer's gradients come in
+    - `sent[unit]`: when the last of them has come and a bucket is sent, {} where nothing is held for that
     - `before[unit]`: until the first of them does
     - `resting`: between backwards, before the first gradient
     - `rested`: between backwards, after the first one of a step
@@ -53,6 +54,7 @@ class Whole(NamedTuple):
     params: Mapping[int, int] = {}
     shared: int = 0
     before: Mapping[int, int] = {}
+    sent: Mapping[int, int] = {}
     rested: int = 0
     in_b: Mapping[int, int] = {}
     turns: Mapping[int, Turn] = {}
@@ -82,15 +84,16 @@ def whole_buckets(
     open_too = _tied(places, [name for units in stages.values() for names in units.values() for name in names])
     at: dict[int, int] = {}
     before: dict[int, int] = {}
+    sent: dict[int, int] = {}
     in_b: dict[int, int] = {}
     for units, row in zip(stages.values(), rows, strict=True):
         stage, last = _Stage(row, part, open_too), next(iter(units))
         for unit, names in units.items():
-            at[unit], before[unit] = stage.layer(names, ends=unit == last)
+            at[unit], before[unit], sent[unit] = stage.layer(names, ends=unit == last)
         in_b |= _in_b(places, units, row, part, late) if late is not None else {}
     always = _size(open_too) if len(rows) > 1 else 0
     most = round(resting * (1 + part * (times > 2))) + always
-    return Whole(at, most, before=before, rested=resting + always, in_b=in_b)
+    return Whole(at, most, before=before, sent=sent, rested=resting + always, in_b=in_b)
 
 
 def _in_b(
@@ -121,16 +124,16 @@ class _Stage:
     def __init__(self, row: list[Bucket], part: float, open_too: Bucket | None) -> None:
         self._row, self._part, self._open_too = row, part, open_too
 
-    def layer(self, names: list[str], ends: bool) -> tuple[int, int]:
-        """Elements while the gradients of the layer with parameters `names` come in, and before the first of them does;
-        `ends`: its backward is the stage's last."""
+    def layer(self, names: list[str], ends: bool) -> tuple[int, int, int]:
+        """Elements while the gradients of the layer with parameters `names` come in, before the first of them does, and
+        when the last one of a bucket has; `ends`: its backward is the stage's last."""
         own = set(names if ends else names[-1:])
         # The tied bucket fills first, in the head, when no other one is being reduced yet.
         filled = [i for i, b in enumerate(self._row) if own & {*b.names} and (ends or b is not self._open_too)]
         filling = max(map(self._live, filled), default=_size(self._open_too))
-        most = max([filling, *(self._sent(b) for b in self._row if b.names[-1] in names)])
+        sent = max((self._sent(b) for b in self._row if b.names[-1] in names), default=0)
         opened = [b for b in (self._row[i] for i in filled) if b.names[0] in names and b is not self._open_too]
-        return most, filling - (sum(map(_size, opened)) if len(filled) == 1 else 0)
+        return filling, filling - (sum(map(_size, opened)) if len(filled) == 1 else 0), sent
 
     def _live(self, i: int) -> int:
         """Elements while bucket `i` fills: itself, the previous one being reduced, and the open tied bucket."""

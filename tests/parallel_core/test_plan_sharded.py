@@ -75,3 +75,11 @@ def test_b_fills_the_buckets_of_convolutions(runner: LocalRunner, tmp_path: Path
     split = {"dp": 2, "pp": 2, "micro_batches": 4, "zero": 2, "schedule": schedule}
     model = {"kind": "resnet50", "width": 8}
     assert_predicted(runner, tmp_path, model, split, "fp32", within=0.04, exact=["params", "optimizer"])
+
+
+def test_a_bucket_is_sent_when_the_last_product_of_sixteen_bits_has_been_added(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
+    """The bucket's share for its result is not held beside that product; the peak was predicted 7 % too high."""
+    split = {"dp": 2, "micro_batches": 4, "zero": 3}
+    assert_predicted(runner, tmp_path, VGG, split, "fp16", within=0.005, batch=24, exact=["optimizer"])
