@@ -23,7 +23,9 @@ from plotly.offline import get_plotlyjs_version
 from dashboard.accounts.middleware import CompressedPagesMiddleware
 from dashboard.static_middleware import StaticMiddleware
 from dashboard.static_version import static_version
+from dashboard.studies.models import Study
 from dashboard.yard.prepare import STATIC_STAMP, collect_static
+from tests.dashboard import factory
 
 PLOTLY = f"plotly-cartesian-{get_plotlyjs_version()}.min.js"
 """The bundle of exactly the version that the plotly package generates figures for."""
@@ -105,6 +107,24 @@ def test_a_page_with_charts_fetches_what_its_chart_module_imports_at_once() -> N
         found |= imported
     page = render_to_string("parts/chart_assets.html")
     assert {Path(address).name for address in re.findall(r'"modulepreload" href="([^"]+)"', page)} == found
+
+
+LIBRARY = re.compile(r'<meta name="plotly-src" content="([^"]+)">')
+PRELOADED = re.compile(r'<link rel="preload" as="script" fetchpriority="low" href="([^"]+)">')
+
+
+@pytest.mark.django_db
+def test_the_chart_library_is_on_its_way_before_the_scripts_that_ask_for_it(member: Client, alice: Any) -> None:
+    """It was asked for when the last module had run: on a line of 8 Mbit/s, the first chart came 0.7 s later. Where no
+    chart is drawn, the browser would complain about half a megabyte for nothing."""
+    study = factory.study(alice, splits=({},), recompute=False)
+    empty = Study.objects.create(name="empty", owner=alice, kind="matrix", base={})
+    run = study.runs.get()
+    for address in (f"/studies/{study.pk}/", f"/runs/{run.pk}/"):
+        page = member.get(address).content.decode()
+        assert PRELOADED.findall(page) == LIBRARY.findall(page) != []
+    page = member.get(f"/studies/{empty.pk}/").content.decode()
+    assert LIBRARY.search(page) and not PRELOADED.search(page)
 
 
 def test_no_middleware_keeps_a_thread_while_an_answer_waits() -> None:
