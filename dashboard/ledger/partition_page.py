@@ -176,8 +176,8 @@ class Page:
             return [first, "No other partition over as many devices is faster."]
         if gain < 1.005:
             return [first, "PipeDream's optimum over as many devices is less than 1 % faster."]
-        count = len(optimum.stages)
-        how = f"{count} stage{'s' if count > 1 else ''}, replicas {self.named_cuts[1].replicas}"
+        count, replicas = len(optimum.stages), self.named_cuts[1].replicas
+        how = f"{count} stages with replicas {replicas}" if count > 1 else f"1 stage of {replicas} replicas"
         return [first, f"PipeDream's optimum over {self.asked.workers} devices is {gain:.2f} times as fast: {how}."]
 
     def stages(self) -> list[dict[str, Any]]:

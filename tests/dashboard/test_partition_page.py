@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -71,6 +72,11 @@ def test_the_answer_stands_before_the_form_that_asks_for_another_profile(member:
     Profile.objects.all().delete()
     page = member.get("/partition/").content.decode()
     assert asks in page and answer not in page and "#profile-title" not in page
+
+
+def test_the_optimum_is_told_with_its_stages_and_replicas(member: Client, profile: Profile) -> None:
+    page = plain(member.get(f"/partition/?profile={profile.pk}&workers=2&cuts=1").content.decode())
+    assert re.search(r"is \d\.\d\d times as fast: 1 stage of 2 replicas\.", page), page[:3000]
 
 
 def test_alpas_plans_fit_the_devices_of_the_profiles_worker(member: Client, profile: Profile) -> None:
