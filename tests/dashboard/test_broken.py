@@ -101,6 +101,13 @@ def test_the_spec_tab_and_a_comparison_say_the_fault_in_the_words_of_the_page(me
     assert (line.field, list(line.values)) == ("inject", ["none", SENTENCE])
 
 
+def test_a_number_is_not_broken_from_its_unit_on_the_pages_of_a_broken_run(member: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"pp": 2}, inject=[{"kind": "slow_data", "ms": 20}])
+    unbroken = '<span class="whole">20 ms</span> late'
+    for path in (f"/runs/{run.pk}/", f"/compare/?runs={run.pk},{run.pk}"):
+        assert unbroken in member.get(path).content.decode(), path
+
+
 def test_two_faults_are_one_badge(member: Client, alice: Any) -> None:
     run = factory.finished(alice, {"pp": 2})
     run.injected = ["one", "another"]
