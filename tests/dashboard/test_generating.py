@@ -85,6 +85,8 @@ def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
     page = plain(client.get(f"/runs/{made.pk}/").content.decode())
     assert "8 tokens: the first after 10 ms" in page and "Generate again…" in page
     assert "/clone" not in page and "Timeline" not in page
+    ranks = client.get(f"/runs/{made.pk}/?tab=ranks").content.decode()
+    assert ">Place</th>" in ranks and ">Phase</th>" not in ranks and "at step</th>" not in ranks, "it has no steps"
     for tab in ("ranks", "logs", "spec", "events", "timeline"):
         assert client.get(f"/runs/{made.pk}/?tab={tab}").status_code == 200
     assert client.get("/runs/").status_code == 200

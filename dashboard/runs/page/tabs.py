@@ -93,7 +93,8 @@ def _ranks(asked: _Asked) -> dict[str, Any]:
     sentences["ran_with"] = ran_with([attempt]) if attempt else ""
     rows = rank_rows(run)
     seen_in = run.ended_at is None or any(row["progress"].get("op") for row in rows)
-    return {"profiles": profiles.listed(run), "ranks": rows, "seen_in": seen_in, **sentences}
+    steps = not run.task or any(row["phase"] or row["progress"].get("step", -1) >= 0 for row in rows)
+    return {"profiles": profiles.listed(run), "ranks": rows, "seen_in": seen_in, "steps": steps, **sentences}
 
 
 def _spec(asked: _Asked) -> dict[str, Any]:
