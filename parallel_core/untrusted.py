@@ -1,4 +1,4 @@
-"""Reading and parsing untrusted JSON."""
+"""Reading and parsing untrusted files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from pathlib import Path
 PARSE_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """Raised by parsing JSON, and by accessing fields of the wrong type: a string in place of a list, infinity in place of
 an integer, lists that are nested too deeply."""
+
+
+def printable(text: str) -> str:
+    """Replaces characters that databases and web pages cannot hold, or that change how others are read: null
+    characters, unpaired surrogates, control characters, changes of direction."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def text_of(path: Path) -> str:

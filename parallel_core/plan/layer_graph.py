@@ -14,6 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.untrusted import printable
+
 MAX_LAYERS = 2_000
 MAX_STATES = 2_000
 MAX_TEXT = 16 * 2**20
@@ -171,7 +173,9 @@ def _layer(description: str, fields: str, line: int) -> GraphLayer:
     values = {name: _value(name, given.get(name), line) for name in _FIELDS}
     ms = 1e-3
     times = values["forward_compute_time"] * ms, values["backward_compute_time"] * ms
-    return GraphLayer(description, *times, values["activation_size"], values["parameter_size"])
+    return GraphLayer(
+        printable(" ".join(description.split())), *times, values["activation_size"], values["parameter_size"]
+    )
 
 
 def _given(fields: str, line: int) -> dict[str, str]:

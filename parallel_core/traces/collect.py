@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.untrusted import printable
+
 LONGEST_NAME, LONGEST_WAY = 200, 40
 COPIES = {"gpu_memcpy", "gpu_memset"}
 DEVICE = {"kernel", *COPIES}
@@ -132,11 +134,6 @@ def _group(event: Mapping[str, Any], args: Any) -> str:
         return ""
     said = f"{args['Process Group Name']} {args.get('Process Group Ranks', '')}"
     return printable(said.strip())[:LONGEST_GROUP]
-
-
-def printable(text: str) -> str:
-    """Replaces characters that databases and web pages cannot hold: null characters, unpaired surrogates."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _link(kind: str, args: Mapping[str, Any]) -> int:

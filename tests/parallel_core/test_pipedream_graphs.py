@@ -63,6 +63,11 @@ def test_what_is_no_layer_of_the_model_is_dropped() -> None:
     assert (layer.forward, layer.backward, layer.activation, layer.parameters) == (1e-3, 2e-3, 7.5, 4.0)
 
 
+def test_a_description_cannot_turn_the_text_around_it() -> None:
+    (layer,) = read_graph(LINE.format(1).replace("-- x", "-- \u202eConv\t2d\x1b[31m")).layers
+    assert layer.name == "\ufffdConv 2d\ufffd[31m"
+
+
 def test_files_of_other_systems_and_repeated_edges_are_read_alike() -> None:
     text = graph(3, "node0 -- node1", "node1 -- node2")
     plain = read_graph(text)
