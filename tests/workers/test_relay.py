@@ -109,6 +109,34 @@ def test_a_restarted_relay_goes_on_where_it_was(relay: Relay, folder: Folder, st
     assert (json.loads(fields[b"body"])["start"], fields[b"data"]) == (3, b"lo")
 
 
+@pytest.mark.parametrize(("answered", "times"), [(False, 1), (True, 2)], ids=["request", "answer"])
+def test_what_was_lost_with_a_broker_that_died_is_sent_again(
+    relay: Relay, folder: Folder, stream: Any, monkeypatch: pytest.MonkeyPatch, answered: bool, times: int
+) -> None:
+    """Before it took an entry, or between that and its answer: then it comes twice, and its offsets say so."""
+    dying = {"add", "add_all"}
+    for name in tuple(dying):
+        send = getattr(relay._publisher, name)
+
+        def once(*args: Any, name: str = name, send: Any = send) -> None:
+            if name in dying and answered:
+                send(*args)
+            if name in dying:
+                dying.remove(name)
+                raise redis.ConnectionError("Connection closed by server.")
+            send(*args)
+
+        monkeypatch.setattr(relay._publisher, name, once)
+    (folder.path / "log-0.txt").write_text("hello")
+    relay.follow(folder, [0])
+    relay.finish(3, END)
+    until(lambda: len(kinds(stream)) == 2 * times)
+    assert kinds(stream) == [b"batch"] * times + [b"attempt"] * times
+    told = [(json.loads(fields[b"body"]), fields.get(b"data")) for _, fields in stream.xrange(EVENTS)]
+    assert [(body["start"], body["end"], data) for body, data in told[:times]] == [(0, 5, b"hello")] * times
+    assert [body["sizes"] for body, _ in told[times:]] == [{"events:0": 0, "log:0": 5}] * times
+
+
 def test_what_several_ranks_wrote_goes_out_together_and_not_at_every_poll(
     relay: Relay, folder: Folder, stream: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
