@@ -6,8 +6,11 @@ After each kill, no process of the attempt is left, and no point is missing or d
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -142,6 +145,59 @@ def test_a_killed_analyst_takes_its_search_with_it_and_the_next_one_answers(
     wait_for("its process gone", lambda: gone(searching))
     wait_for("an answer", lambda: "data-search=" not in page())
     assert yard.query(f"list({searches}.values_list('state', 'tries'))") == [["succeeded", 2]]
+
+
+TRACES = '__import__("dashboard.traces.models", fromlist=["x"]).Trace.objects'
+
+
+def profiled(operations: int) -> bytes:
+    """A torch.profiler trace of one step of so many operations."""
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#2", "pid": 1, "tid": 1, "ts": 0, "dur": 1e6}
+    one = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "dur": 1}
+    events = [step, *({**one, "ts": 2 * i} for i in range(operations))]
+    return json.dumps({"traceEvents": events, "distributedInfo": {"rank": 0}}).encode()
+
+
+@pytest.mark.full
+def test_a_trace_whose_analyst_is_killed_is_read_by_the_next_one(yard: YardProcess, client: httpx.Client) -> None:
+    analyst = yard.part("manage.py", "analyst")
+    sent = client.post("/traces/new/", data={"name": "long"}, files={"files": ("rank0.json", profiled(400_000))})
+    pk = int(sent.url.path.strip("/").split("/")[-1])
+    wait_for("it being read", lambda: yard.query(f"list({TRACES}.filter(pk={pk}).values_list('state', 'read'))"))
+    reading = wait_for("its process", lambda: [process.pid for process in analyst.children()])
+    analyst.kill()
+    wait_for("its process gone", lambda: gone(reading))
+    found = f"list({TRACES}.filter(pk={pk}).values_list('state', 'tries'))"
+    wait_for("the trace", lambda: yard.query(found)[0][0] == "succeeded")
+    assert yard.query(found) == [["succeeded", 2]]
+    assert yard.query(f"{TRACES}.get(pk={pk}).files.count()") == 0
+    assert "1 rank, 1 step" in client.get(f"/traces/{pk}/").text
+
+
+@pytest.mark.full
+def test_an_upload_whose_web_process_is_killed_leaves_nothing_and_can_be_sent_again(
+    yard: YardProcess, client: httpx.Client
+) -> None:
+    data = profiled(20_000)
+    serving = yard.part("gunicorn").children()
+    before = yard.query(f"{TRACES}.count()")
+
+    def halves() -> Iterator[bytes]:
+        yield b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.json"\r\n\r\n' + data[: len(data) // 2]
+        for process in serving:
+            process.kill()
+        yield data[len(data) // 2 :] + b"\r\n--b--\r\n"
+
+    with pytest.raises(httpx.TransportError):
+        client.post("/traces/new/", content=halves(), headers={"Content-Type": "multipart/form-data; boundary=b"})
+
+    def again() -> bool:
+        with suppress(httpx.TransportError):
+            return client.post("/traces/new/", files={"files": ("a.json", data)}).status_code == 200
+        return False
+
+    wait_for("the web again", again)
+    assert yard.query(f"{TRACES}.count()") == before + 1
 
 
 def test_what_a_failed_test_leaves_under_way_holds_no_later_one(yard: YardProcess, client: httpx.Client) -> None:
