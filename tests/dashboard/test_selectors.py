@@ -15,6 +15,7 @@ from dashboard.fleet import selectors as fleet
 from dashboard.fleet import worker_views
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services, states
+from dashboard.runs.curves import curves
 from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, Run, SeriesChunk, SpanChunk, State
 from dashboard.runs.selectors import Filters
@@ -365,3 +366,24 @@ def test_a_later_attempt_replaces_held_out_losses_before_it_has_one(alice: Any) 
     grown, (older,) = selectors.grown(run, "eval_loss", 0, 25)
     assert (grown.total, older.total) == (1, 2)
     assert selectors.beginnings(run, ["eval_loss"])["eval_loss", 0] == "2:30" != before["eval_loss", 0]
+
+
+def test_many_curves_of_a_retried_run_are_those_that_are_read_one_by_one(alice: Any) -> None:
+    """Findings read the former: with the held-out losses that a later attempt replaced, and by the broker's clock, not
+    the host's."""
+    run = factory.queued(alice, {"dp": 2}, train={"eval_every": 20, "steps": 100})
+    first, second = factory.start(run), factory.start(run)
+    evaluated = b"".join(points_frame(at, 1, "eval_loss") for at in (19, 39, 59))
+    factory.feed(second, 0, points_frame(30, 3) + points_frame(30, 3, "reference_time"))
+    factory.feed(second, 1, points_frame(30, 3, "reference_time", rank=1))
+    factory.feed(first, 0, points_frame(0, 61) + evaluated)
+    factory.feed(first, 1, points_frame(0, 61, "reference_time", rank=1))
+    run.clocks = {"2": {"yard-b": [1, 1, -1000.0]}}
+    found = curves(run, ("loss", "eval_loss", "reference_time"), range(2))
+    assert set(found) == {("loss", 0), ("eval_loss", 0), ("reference_time", 0), ("reference_time", 1)}
+    for (name, rank), points in found.items():
+        alone = selectors.series(run, name, rank)
+        assert [points[field].tolist() for field in ("step", "time", "value")] == [
+            values.tolist() for values in (alone.step, alone.time, alone.value)
+        ]
+    assert found["eval_loss", 0]["step"].tolist() == [19] and len(found["loss", 0]) == 33
