@@ -128,7 +128,9 @@ def from_json(text: str) -> Schedule:
     """
     try:
         data = json.loads(text.lstrip(_BLANKS))
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise TableError("the program's lists are nested too deeply; write a list for each pipeline rank.") from error
+    except ValueError as error:
         raise TableError(f"the program is no JSON: {error}.") from error
     data = {"programs": data} if isinstance(data, list) else data
     rows = data.get("programs") if isinstance(data, dict) else None
