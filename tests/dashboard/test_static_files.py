@@ -120,11 +120,12 @@ def test_the_chart_library_is_on_its_way_before_the_scripts_that_ask_for_it(memb
     study = factory.study(alice, splits=({},), recompute=False)
     empty = Study.objects.create(name="empty", owner=alice, kind="matrix", base={})
     run = study.runs.get()
-    for address in (f"/studies/{study.pk}/", f"/runs/{run.pk}/"):
+    for address in (f"/studies/{study.pk}/", f"/runs/{run.pk}/", f"/compare/?runs={run.pk}"):
         page = member.get(address).content.decode()
         assert PRELOADED.findall(page) == LIBRARY.findall(page) != []
-    page = member.get(f"/studies/{empty.pk}/").content.decode()
-    assert LIBRARY.search(page) and not PRELOADED.search(page)
+    for address in (f"/studies/{empty.pk}/", "/compare/"):
+        page = member.get(address).content.decode()
+        assert LIBRARY.search(page) and not PRELOADED.search(page)
 
 
 def test_no_middleware_keeps_a_thread_while_an_answer_waits() -> None:

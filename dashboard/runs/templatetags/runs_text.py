@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from django import forms, template
@@ -75,7 +77,12 @@ def model_title(run: Run) -> str:
 def _outline(run: Run) -> Outline | None:
     """The outline for a run of a list, which has only the model's part of the spec; None for any other."""
     model = getattr(run, "model", None)
-    return outline_of(ModelSpec.model_validate(model)) if model else None
+    return _outline_of(json.dumps(model)) if model else None
+
+
+@lru_cache(maxsize=1024)  # the runs of a list have few models, each of which is asked for twice a row
+def _outline_of(model: str) -> Outline:
+    return outline_of(ModelSpec.model_validate(json.loads(model)))
 
 
 @register.filter

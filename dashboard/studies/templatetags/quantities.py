@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from html import escape
 
 from django.template import Library
@@ -57,6 +58,7 @@ def table_rows(rows: Sequence[Sequence[str]]) -> SafeString:
 
 
 @register.filter
+@lru_cache(maxsize=4096)  # a page has forty, of which its next update has nearly all again
 def whole_words(text: str) -> SafeString:
     """Prevents line breaks at a hyphen, as in `ZeRO-3` or `2-1`, before the unit of `22.1 %` or `48 ms`, and before the
     degree of `TP 2`; and a number behind a name in Arabic or Hebrew from being shown as a part of it, before it.
