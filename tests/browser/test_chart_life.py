@@ -250,3 +250,23 @@ def test_each_chart_of_the_first_screen_is_drawn_in_a_task_of_its_own(page: Page
     until(page, "window.tasks.length >= 3")
     tasks = page.evaluate("window.tasks")
     assert len(set(tasks)) == len(tasks)
+
+
+PRINTED = """
+document.addEventListener("chartdrawn", () => {
+  dispatchEvent(new Event("beforeprint"));
+  setTimeout(() => {
+    const boxes = [...document.querySelectorAll(".chart[data-chart] .chart-box")].filter((box) => box.offsetWidth);
+    window.missing = boxes.filter((box) => !box.querySelector(".main-svg, .empty")).length;
+  });
+}, { once: true });
+"""
+"""Prints when the first chart is drawn, and counts those that the paper lacks."""
+
+
+def test_charts_that_wait_for_their_turn_are_printed(page: Page) -> None:
+    page.add_init_script(PRINTED)
+    page.set_viewport_size({"width": 1440, "height": 2000})
+    page.goto("/planner/accuracy/")
+    until(page, "window.missing !== undefined")
+    assert page.evaluate("window.missing") == 0

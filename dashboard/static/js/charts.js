@@ -256,9 +256,13 @@ export function watch(root = document) {
 /* Printing includes charts that have not been scrolled to. The paper shows what is there when this listener returns. */
 window.addEventListener("beforeprint", () => {
   for (const element of document.querySelectorAll(".chart[data-chart]")) {
-    if (mounted.get(element.dataset.chart)?.element.isConnected || !element.offsetWidth) continue;
-    near.unobserve(element);
-    mount(element, fetchChartNow);
+    const entry = mounted.get(element.dataset.chart);
+    if (entry?.element.isConnected) {
+      if (!entry.width) draw(entry).catch((error) => failed(element, error)); // its turn is still to come
+    } else if (element.offsetWidth) {
+      near.unobserve(element);
+      mount(element, fetchChartNow);
+    }
   }
 });
 
