@@ -92,8 +92,8 @@ def flops_text(flops_per_s: float) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """A factor with two decimals, from ten on to three digits: `1.58x`, `16.3x`, `106x`."""
-    return f"{ratio:.2f}x" if abs(ratio) < 9.995 else f"{significant(ratio)}x"
+    """A factor with two decimals, from ten on to three digits, zeros among them: `1.58x`, `13.0x`, `106x`."""
+    return f"{ratio:.2f}x" if abs(ratio) < 9.995 else f"{significant(ratio, zeros=True)}x"
 
 
 def count_text(count: int) -> str:

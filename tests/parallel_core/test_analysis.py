@@ -397,7 +397,7 @@ def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Res
         (large_text(812_544), "813 k"),
         (large_text(0), "0"),
         (ratio_text(1.584), "1.58x"),
-        (ratio_text(9.996), "10x"),
+        (ratio_text(9.996), "10.0x"),
         (ratio_text(105.893), "106x"),
         (slower_text(0.0004), ""),
         (slower_text(0.002), "under 1 %"),
