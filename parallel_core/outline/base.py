@@ -54,7 +54,9 @@ class UnitCost:
     sent: int | None = None
     """What is left of `passing` when the last of its gradients has been added; None = all of it."""
     forward: int = 0
-    """Peak of its forward's temporaries."""
+    """Peak of its forward's temporaries, without `original`."""
+    original: int = 0
+    """The input that it saves a copy of (`copied`), if it is still there at that peak."""
     drawn: int = 0
     """Temporaries of drawing its dropout's mask for the gradient of its output, at the beginning of its backward."""
     put_off: int = 0

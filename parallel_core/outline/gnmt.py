@@ -134,14 +134,13 @@ class GnmtOutline(Outline):
         late = one if fused and i not in (0, count) else 0  # those two add to other gradients first
         # Gates computed from the input for all positions, and the concatenated states of each direction.
         attended = inner - one if i == count else 0  # the LSTM runs before anything of attention exists
-        forward = 0 if fused else max(0, rows * width * (GATES + ways) + copied - attended)
-        if (
-            i == count and wide > 1
-        ):  # attention in 16 bits makes fp32 copies, scales them, and rounds weights and context
-            forward = max(forward, rows * (9 * h + s))
+        forward = 0 if fused else max(0, rows * width * (GATES + ways) - attended)
+        original = 0
+        if i == count and wide > 1:  # attention copies to fp32, scales, and rounds weights and context
+            forward, original = max(forward, rows * (8 * h + s)), entering
         alone = None if fused else max(attended, rows * width * (GATES + 1 + ways))  # gates and states only
         cost = UnitCost(parameters, entering, inner, passing, leaving=leaving, copied=copied, aside=aside)
-        return replace(cost, late=late, forward=forward, alone=alone)
+        return replace(cost, late=late, forward=forward, original=original, alone=alone)
 
     def _one_way(self, spec: RunSpec, inputs: int, width: int) -> int:
         """Returns what an LSTM saves for its backward in one direction; with a fused kernel including its first and

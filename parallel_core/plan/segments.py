@@ -75,6 +75,11 @@ class Segment:
         unit = self.units[i]
         return unit.boundary + unit.inner - (unit.copied if i else 0)
 
+    def forward(self, i: int) -> int:
+        """Elements that the forward of layer `i` holds beside what it saves, at its peak."""
+        unit = self.units[i]
+        return unit.forward + (unit.original if i else 0)  # `saved` has that of the first layer
+
     @property
     def weights(self) -> int:
         """Elements that W needs of one micro-batch."""
@@ -102,7 +107,7 @@ class Segment:
             grads, resting = (self.in_b[i], 0) if split else (self.grads[i], self.resting)
             instants.append(Live(kept, max(unit.loss, unit.drawn) + gradient, resting, params))
             if self.recomputed:
-                instants.append(Live(before + unit.forward, output, resting, params))
+                instants.append(Live(before + self.forward(i), output, resting, params))
             kept -= unit.loss  # only the gradient of the fp32 log-probabilities is left
             if unit.late and not split:
                 instants.append(Live(kept - unit.late, passing, grads, params))
@@ -122,7 +127,7 @@ class Segment:
             gradient = output if i == len(self.units) - 1 else self.units[i + 1].boundary + output
             if self.recomputed:  # the layers before it in its block have been gathered again, too
                 yield Live(before + unit.boundary, output, 0, there + (turn.earlier if i else 0) + 2 * turn.params)
-                yield Live(before + self.saved(i) + unit.forward, output, 0, there + 2 * turn.params)
+                yield Live(before + self.saved(i) + self.forward(i), output, 0, there + 2 * turn.params)
             elif not turn.stays:
                 yield Live(before + self.saved(i) + output, gradient, turn.behind, 2 * turn.params)
             grads, copied = turn.summed
@@ -138,7 +143,7 @@ class Segment:
         for i, (unit, turn) in enumerate(zip(self.units, self.turns, strict=False)):
             yield Live(before + unit.boundary, 0, 0, turn.earlier + 2 * turn.params)
             if not self.recomputed:
-                yield Live(before + self.saved(i) + unit.forward, 0, 0, 2 * turn.params)
+                yield Live(before + self.saved(i) + self.forward(i), 0, 0, 2 * turn.params)
                 before += self.saved(i)
                 continue
             alone = unit.inner if unit.alone is None else unit.alone
@@ -202,6 +207,6 @@ def in_forward(segments: Sequence[Segment], output: int = 0) -> int:
             behind += segment.kept
             continue
         for i in reversed(range(len(segment.units))):
-            instants.append(segment.units[i].forward - behind)
+            instants.append(segment.forward(i) - behind)
             behind += segment.saved(i)
     return max(instants)

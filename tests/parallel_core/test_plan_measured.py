@@ -319,9 +319,17 @@ def test_what_comes_out_of_the_only_bucket_is_counted(runner: LocalRunner, tmp_p
     assert_predicted(runner, tmp_path, {"kind": "mlp"}, {"dp": 2, "zero": 2, "micro_batches": 2}, "fp32")
 
 
-def test_attention_in_sixteen_bits_makes_copies_in_its_forward(runner: LocalRunner, tmp_path: Path) -> None:
-    """The peak of the stage that ends with it, which was predicted 4 % too low: in fp32, of states, scaled and not, and
-    of weights and context, which are rounded then.
+@pytest.mark.parametrize(
+    ("layers", "split"),
+    [(4, {"pp": 2, "micro_batches": 2}), (2, {"pp": 4, "schedule": "gpipe"})],
+    ids=["behind other layers", "alone on its stage"],
+)
+def test_attention_in_sixteen_bits_makes_copies_in_its_forward(
+    runner: LocalRunner, tmp_path: Path, layers: int, split: dict[str, Any]
+) -> None:
+    """The peak of the stage that ends with it was predicted 4 and 18 % too low: in fp32 there are states, scaled and
+    not, weights, and the context, which are rounded then. The original of an input that is saved as a copy is held
+    meanwhile, which a decoder layer alone on its stage counted twice (8 % too high).
     """
-    model = {**GNMT, "layers": 4, "hidden": 96}
-    assert_predicted(runner, tmp_path, model, {"pp": 2, "micro_batches": 2}, "fp16", within=0.005, batch=48)
+    model = {**GNMT, "layers": layers, "hidden": 96}
+    assert_predicted(runner, tmp_path, model, split, "fp16", within=0.006, batch=48)
