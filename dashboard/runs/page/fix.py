@@ -52,7 +52,7 @@ def fix(run: Run) -> str:
         return _of_task(run, again)
     return {
         "user_code": "Clone it and change what the traceback names; the log below has the lines before it.",
-        "worker_lost": f"{again} with {_retries(run)}, used if a worker or the network between hosts is lost.",
+        "worker_lost": f"{again} with {_retries(run)}, used if a worker, a rank or the network between hosts is lost.",
         "timed_out": "Clone it on fewer devices, or see the Ranks tab for the one that did not start.",
         "no_progress": "See the Ranks tab for the rank and operation that stood still, then clone it.",
         "refused": "Bring worker and dashboard to the same version, then clone it.",
