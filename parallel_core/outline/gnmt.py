@@ -107,8 +107,9 @@ class GnmtOutline(Outline):
             costs.append(self._layer(spec, i, entering))
         matrix, loss = product(spec, vocab * h), apart(spec, logits)
         passing, kept = max(rows * h + matrix, 3 * rows * h - logits), spec.fp32_elements * logits
+        late = 4 * rows * h + matrix - passing  # W still needs its input, and the gradient of the logits
         head = UnitCost((vocab * h, vocab), 2 * rows * h, kept, passing, loss=loss, aside=loss, product=matrix)
-        return [*costs, head]
+        return [*costs, replace(head, put_off=late)]
 
     def _layer(self, spec: RunSpec, i: int, entering: int) -> UnitCost:
         """Returns the cost of LSTM layer `i`; the one with attention also saves queries, keys, attention weights and
