@@ -352,8 +352,8 @@ def test_points_are_on_one_clock_whatever_those_of_the_hosts_say(
     ]
     again = states.place(Run.objects.get(pk=attempt.run_id), nodes, Worker.objects.get(name="yard-a"))
     states.running(again)
-    peer.beat(again.pk, time=now + 3600)  # its clock was set meanwhile
-    other.beat(again.pk, time=now - 904)  # 900 s behind, and this one came 4 s late
+    peer.beat(again.pk, time=time.time() + 3600)  # its clock was set meanwhile
+    other.beat(again.pk, time=time.time() - 904)  # 900 s behind, and this one came 4 s late
     peer.send(again.pk, timed(3, 5, now + 3600 + 10))
     other.send(again.pk, timed(3, 5, now - 900 + 10, 1), rank=1)
     controller.turn()
