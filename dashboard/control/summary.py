@@ -17,6 +17,7 @@ from dashboard.control.conditions import conditions
 from dashboard.control.suspects import UNREACHABLE
 from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
+from dashboard.one_look import one_look
 from dashboard.runs import selectors, skips
 from dashboard.runs.generation import generated_text
 from dashboard.runs.memory_limits import device_memory
@@ -50,7 +51,8 @@ def store_summary(pk: int) -> None:
     run = Run.objects.filter(pk=pk, state__in=ENDED).first()
     if run is None:
         return
-    summary = {**generated_text.summary(run), "memory": _worst_memory(run)} if run.task else summarise(run)
+    with one_look():  # it reads attempts and curves for several of its values
+        summary = {**generated_text.summary(run), "memory": _worst_memory(run)} if run.task else summarise(run)
     changes: dict[str, Any] = {"summary": summary}
     if summary["timed"]:
         changes["step_time"] = summary["timed"]["median"]

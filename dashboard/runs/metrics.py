@@ -65,11 +65,15 @@ def series(
 
 @read_once
 def _points(run: Run, name: str, rank: int, since_step: int, pauses: bool) -> np.ndarray:
-    parts, _ = _merged(_chunks(run, name, rank), ahead(run, rank), since_step, _begun(run, name))
-    points = joined(parts, pauses=pauses)
+    points = joined(_parts(run, name, rank, since_step), pauses=pauses)
     points = points[points["step"] > since_step]
     points.flags.writeable = False  # others may get the same
     return points
+
+
+@read_once
+def _parts(run: Run, name: str, rank: int, since_step: int) -> list[Part]:
+    return _merged(_chunks(run, name, rank), ahead(run, rank), since_step, _begun(run, name))[0]
 
 
 def series_and_replaced(run: Run, name: str, rank: int = 0, buckets: int = 0) -> tuple[Series, list[Series]]:
@@ -280,8 +284,7 @@ def merged(
 
 def parts_of(run: Run, name: str, rank: int = 0) -> list[Part]:
     """The points of a series that hold, i.e. that no later attempt has replaced, with the attempts that they are of."""
-    parts, _ = _merged(_chunks(run, name, rank), ahead(run, rank))
-    return parts
+    return _parts(run, name, rank, -1)
 
 
 def attempts_with(run: Run, name: str, rank: int = 0) -> set[int]:

@@ -103,6 +103,7 @@ def on_hosts(names: Sequence[str]) -> list[Run]:
     return [attempt.run for attempt in active if any(node["worker"] in names for node in attempt.devices)]
 
 
+@read_once
 def ranks(run: Run) -> dict[int, RankInfo]:
     """The RankInfo of each rank of the newest attempt."""
     attempt = attempt_of(run)

@@ -11,6 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from dashboard.charts import timeline
+from dashboard.control.summary import store_summary
 from dashboard.one_look import one_look, read_once
 from dashboard.runs import selectors
 from dashboard.runs.findings import findings
@@ -66,6 +67,16 @@ def test_a_runs_page_reads_nothing_twice(client: Client, alice: Any) -> None:
         assert client.get(f"/runs/{run.pk}/").status_code == 200
     again = {sql: count for sql, count in Counter(one["sql"] for one in seen.captured_queries).items() if count > 1}
     assert again == {} and 20 < len(seen.captured_queries) <= 29, "each takes longer to write than to answer"
+
+
+@pytest.mark.django_db
+def test_a_summary_reads_nothing_twice(alice: Any) -> None:
+    """The controller makes one at each end of a run."""
+    run = factory.finished(alice, {"dp": 2})
+    with CaptureQueriesContext(connection) as seen:
+        store_summary(run.pk)
+    counts = Counter(one["sql"] for one in seen.captured_queries)
+    assert [sql for sql, count in counts.items() if count > 1] == [] and len(counts) > 10
 
 
 @pytest.mark.django_db
