@@ -65,7 +65,7 @@ if wrong := [origin for origin in CSRF_TRUSTED_ORIGINS if not re.fullmatch(r"htt
     )
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "django.contrib.admin.apps.SimpleAdminConfig",  # dashboard.urls imports what is registered: for the web alone
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

@@ -3,6 +3,7 @@
 from django.contrib import admin
 from django.urls import include, path
 
+admin.autodiscover()
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("accounts/", include("dashboard.accounts.urls")),

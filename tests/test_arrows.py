@@ -125,6 +125,7 @@ def test_an_import_against_the_arrows_is_found(package: str, line: str, is_wrong
 
 
 SET_UP = "import django; django.setup()\n"
+LOADED = "import json, sys; print(json.dumps([*sys.modules]))"
 EACH_GROUP = """
 import importlib, json, os, sys
 import numpy, scipy.optimize, parallel_core.spec  # most of them import these; of torch all would be found guilty
@@ -173,3 +174,12 @@ def test_every_module_is_judged() -> None:
     free = {module for own in TORCH_FREE.values() for module in own}
     assert free >= {"parallel_core.plan.cluster.fit", "parallel_core.spec", "workers.celery", "workers"}
     assert every - free == {module for module in every if in_any(module, WITH_TORCH)} and every >= {*WITH_TORCH}
+
+
+def test_setting_django_up_loads_no_page() -> None:
+    """Each process of the dashboard waits for it: what the pages and the admin need is for the web alone."""
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    told = subprocess.check_output([sys.executable, "-c", SET_UP + LOADED], cwd=ROOT, env=env)
+    names = set(json.loads(told))
+    assert "dashboard.runs.models" in names and not names & {"celery", "ninja", "numpy", "redis"}
+    assert not [name for name in names if in_any(name, ["dashboard"]) and name.endswith((".admin", "views", ".urls"))]
