@@ -48,6 +48,7 @@ OF_ANOTHER_PROJECT = {
     "DEBUG": "true",
     "LOG_LEVEL": "trace",
     "GUNICORN_CMD_ARGS": "--worker-class theirs",
+    "PYTHONDONTWRITEBYTECODE": "1",
     "http_proxy": "http://127.0.0.1:9",
 }
 """What a developer's shell may hold. Every yard of the tests is started in such a shell, and must heed none of it."""

@@ -43,11 +43,13 @@ FOREIGN = (
     "DJANGO_SETTINGS_MODULE",
     "GUNICORN_CMD_ARGS",
     "LOADER",
+    "PYTHONDONTWRITEBYTECODE",
     "RESULT_BACKEND",
     "SKIP_CHECKS",
 )
 """Variables by which Celery, Django and gunicorn would take another program's broker, application, settings or options;
-so would any that begins with CELERY_."""
+so would any that begins with CELERY_. And the one by which each process of each start would compile what was changed
+since the set-up, or all if that is another user's: half of its time."""
 
 
 def default_home() -> Path:
