@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
+import django
 from django.template import engines
+from django.urls import reverse
 from uvicorn_worker import UvicornWorker
 
+from dashboard.yard import gate
 from parallel_core.processes import die_with, die_with_told_parent
 from parallel_core.version import version
 
@@ -19,6 +23,20 @@ class WebWorker(UvicornWorker):
     """uvicorn's, which does not ask Django for lifespan events: it has none, and the log would say so at each start."""
 
     CONFIG_KWARGS: ClassVar[dict[str, Any]] = {**UvicornWorker.CONFIG_KWARGS, "lifespan": "off"}
+
+    def load_wsgi(self) -> None:
+        """Imports the pages before it waits until it may serve them; the static files are there only then."""
+        gc.disable()  # nothing of what is imported ever becomes unused; `post_worker_init` enables it
+        import_pages()
+        gate.wait(self.notify)
+        super().load_wsgi()
+
+
+def import_pages() -> None:
+    """Imports what the first request would otherwise wait for."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
+    django.setup()
+    reverse("accounts:login")  # imports all URLs, and indexes them
 
 
 worker_class = "dashboard.gunicorn.WebWorker"
@@ -43,6 +61,7 @@ def post_worker_init(worker: Any) -> None:
     """Freezes the objects loaded so far, so that no collection scans them during a request; starts `get_ready`."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     threading.Thread(target=get_ready, name="readiness", daemon=True).start()
 
 

@@ -15,6 +15,7 @@ import urllib.request
 from types import FrameType
 
 from dashboard.yard import broker, sign_in
+from dashboard.yard.gate import Gate
 from dashboard.yard.home import ROOT, Home
 from dashboard.yard.processes import Part, last_line, stop_in_order
 from parallel_core.file_lock import FileLock
@@ -96,7 +97,9 @@ class Yard:
         web = [*serve, "--bind", f"fd://{self.listener.fileno()}", "--workers", "1"]
         self.broker = self._part("redis", broker.command(home.broker, home.socket), 0.5)
         self.broker.variables = broker.VARIABLES
-        self.web = self._part("web", web, 1.0, pass_fds=(self.listener.fileno(),))
+        self.gate = Gate()
+        self.web = self._part("web", web, 1.0, pass_fds=(self.listener.fileno(), self.gate.reader))
+        self.web.variables = self.gate.variables
         self.controller = self._part("controller", [python, "manage.py", "controller"], 1.0)
         self.worker = self._part("worker", [python, "-m", "workers"], EXIT_S + Settings.from_env(self.env).leave_s)
         self.analyst = self._part("analyst", [python, "manage.py", "analyst"], 1.0)
@@ -155,11 +158,14 @@ class Yard:
         raise SystemExit(0)
 
     def _start(self) -> None:
+        """The web imports its pages, which takes it longest, beside the preparation. All that runs no page starts after
+        it: on two cores they would keep it waiting for one."""
         try:
             broker.end_left(socket_url(self.home.socket))
         except TimeoutError as error:
             raise SystemExit(str(error)) from None
         self.broker.start(self.env, ROOT)
+        self.web.start(self.env, ROOT)
         self.preparation = sign_in.prepare(self.home, self.env)
         if self.preparation is None:
             if self._disk_is_full():
@@ -168,9 +174,10 @@ class Yard:
                 )
             raise SystemExit("The database could not be prepared; the reason stands above.")
         self._wait_for_broker()
-        for part in self.parts[1:]:
-            part.start(self.env, ROOT)
+        self.gate.open()
         self._wait_for_web()
+        for part in (self.controller, self.analyst, self.worker):
+            part.start(self.env, ROOT)
         self.signs_in = sign_in.verified(self.preparation)
         self.lock.write_note(f"{self.url}\n")
 

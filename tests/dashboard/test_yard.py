@@ -179,7 +179,8 @@ def test_a_start_on_a_full_disk_is_refused_with_that(
     from dashboard.yard import up
 
     yard = up.Yard(Home(tmp_path))
-    monkeypatch.setattr(yard.broker, "start", lambda *_: None)
+    for part in (yard.broker, yard.web):
+        monkeypatch.setattr(part, "start", lambda *_: None)
     monkeypatch.setattr(up.sign_in, "prepare", lambda *_: None)
     left = os.statvfs_result((4096, 4096, 100, free // 4096, free // 4096, 9, 9, 9, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: left)
