@@ -63,16 +63,22 @@ def bytes_beside(count: float, other: float, digits: int = 2) -> str:
 
 
 def seconds_text(seconds: float, zeros: bool = False) -> str:
-    """A duration: below a minute to three digits (`48.2 ms`), above as `3 min 20 s` or `2 h 5 min`; `zeros` as in
-    `significant`."""
+    """A duration: below a minute to three digits (`48.2 ms`), above as `3 min 20 s`, `2 h 5 min` or `2 h`; `zeros` as
+    in `significant`: `2 h 0 min`, too."""
     if seconds >= 3600:
-        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+        return _two_units(int(seconds // 60), ("h", "min"), zeros)
     rounded = _rounded(seconds)
     if rounded >= 60:
-        whole = int(max(seconds, 60))
-        return f"{whole // 60} min {whole % 60} s"
+        return _two_units(int(max(seconds, 60)), ("min", "s"), zeros)
     scale, unit = next(((s, u) for s, u in _TIMES if abs(rounded) >= s), _TIMES[-1])
     return minus_text(f"{significant(seconds / scale, zeros=zeros)} {unit}")
+
+
+def _two_units(count: int, units: tuple[str, str], zeros: bool) -> str:
+    """So many of the smaller unit, of which 60 are one of the larger."""
+    larger, smaller = divmod(count, 60)
+    rest = f" {smaller} {units[1]}" if smaller or zeros else ""
+    return f"{larger} {units[0]}{rest}"
 
 
 def ns_text(nanoseconds: float, zeros: bool = False) -> str:

@@ -67,7 +67,7 @@ def test_a_run_of_a_timed_study_starts_after_the_runs_before_it(alice: Any) -> N
     Prediction.objects.filter(run=second).update(seconds=60 / 43)
     assert verdict(second).more == "Expected to start between 14:02 and 14:03 UTC."
     assert verdict(third).more == "Expected to start between 14:02 and 14:04 UTC."
-    assert verdict(third).holding == [(first, "2 min 0 s left")]
+    assert verdict(third).holding == [(first, "2 min left")]
 
 
 def test_an_exclusive_run_waits_for_the_worker_that_is_idle_soonest(alice: Any, redis_url: str) -> None:
@@ -79,7 +79,7 @@ def test_an_exclusive_run_waits_for_the_worker_that_is_idle_soonest(alice: Any, 
     attempts = list(place_queued({"yard-b", "yard-c"}, {"yard-b", "yard-c"}))
     assert len(attempts) == 2
     timed = factory.queued(alice, exclusive=True)
-    assert verdict(timed).holding == [(long, "2 h 0 min left")]
+    assert verdict(timed).holding == [(long, "2 h left")]
     Run.objects.filter(pk=others[0].pk).update(step=50, step_time=2.0, state=State.RUNNING)
     assert (
         verdict(timed).sentence
