@@ -12,6 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, Stream
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.vary import vary_on_headers
 
 from dashboard.accounts.guards import member_required, token_may_read
 from dashboard.accounts.roles import may_change, may_submit
@@ -86,24 +87,34 @@ def gantt(request: HttpRequest, pk: int) -> JsonResponse:
 
 
 @require_safe
+@vary_on_headers("HX-Request")
 def changed(request: HttpRequest, pk: int) -> HttpResponse:
     """The what-if part of the page; replaces the browser's URL with the page's own."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     step = _step(request, trace)
     made = of_trace(trace, step, request.GET)
-    response = render(request, "traces/whatif.html", {"trace": trace, "step": step, "whatif": made})
+    response = _part(request, "whatif", {"trace": trace, "step": step, "whatif": made})
     if made.sentence and any(request.GET.get(name) for name in (made.form.fields if made.form else ())):
         response.headers["HX-Replace-Url"] = f"{reverse('traces:page', args=[pk])}?{request.GET.urlencode()}"
     return response
 
 
 @require_safe
+@vary_on_headers("HX-Request")
 def operators(request: HttpRequest, pk: int) -> HttpResponse:
     """The part of the page that compares two ranks."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     step = _step(request, trace)
-    context = {"operators": side_by_side(trace, step, request.GET), "trace": trace, "step": step}
-    return render(request, "traces/operators.html", context)
+    return _part(
+        request, "operators", {"trace": trace, "step": step, "operators": side_by_side(trace, step, request.GET)}
+    )
+
+
+def _part(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
+    """A part of the page of a trace, as a page of its own where it is opened alone, as without JavaScript."""
+    if request.headers.get("HX-Request"):
+        return render(request, f"traces/{name}.html", context)
+    return render(request, "traces/part_alone.html", context | {"part": f"traces/{name}.html"})
 
 
 @token_may_read

@@ -94,7 +94,10 @@ def test_ranks_are_held_against_each_other(member: Client, real: list[bytes]) ->
         ("rank2.json", other.replace(b'"rank": 1', b'"rank": 2')),
     )
     address = reverse("traces:operators", args=(trace.pk,))
-    alike = member.get(f"{address}?step=2").context["operators"]
+    alone = member.get(f"{address}?step=2")
+    part = member.get(f"{address}?step=2", headers={"HX-Request": "true"}).content.decode()
+    assert part.startswith("<section ") and part in alone.content.decode() and "</html>" in alone.content.decode()
+    alike = alone.context["operators"]
     assert alike.sentence.startswith("The same ") and alike.sentence.endswith("in the same order on rank 0 and rank 1.")
     assert alike.levels == {"operators": "operators (ATen)"} and alike.total == alike.shown >= len(alike.rows) > 10
     assert alike.which == "", "there is no first difference"
@@ -109,15 +112,19 @@ def test_ranks_are_held_against_each_other(member: Client, real: list[bytes]) ->
     TraceSpans.objects.update(names={})
     assert "upload it again" in member.get(address).content.decode()
     one, _ = shown(member, ("rank0.json", real[0]))
-    alone = html.unescape(member.get(reverse("traces:operators", args=(one.pk,))).content.decode())
-    assert "It has rank 0 alone: upload files of several ranks together to compare them." in alone
+    said = html.unescape(member.get(reverse("traces:operators", args=(one.pk,))).content.decode())
+    assert "It has rank 0 alone: upload files of several ranks together to compare them." in said
 
 
 def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) -> None:
     trace, page = shown(member, ("rank0.json", real[0]), ("rank1.json", real[1]))
     address = reverse("traces:whatif", args=(trace.pk,))
-    assert f'hx-get="{address}"' in page.content.decode()
+    assert f'hx-get="{address}"' in page.content.decode() and f'href="{address}"' in page.content.decode()
+    part = member.get(f"{address}?step=2", headers={"HX-Request": "true"}).content.decode()
+    assert part.startswith('<section class="section stack" id="whatif"')
     whole = member.get(f"{address}?step=2")
+    assert "</html>" in whole.content.decode() and part in whole.content.decode()
+    assert f'<a href="/traces/{trace.pk}/?step=2">Back to its timeline</a>' in whole.content.decode()
     assert "(0 % off)" in plain(whole.content.decode()) and "Free communication" in whole.content.decode()
     assert "HX-Replace-Url" not in whole.headers
     fast = member.get(f"{address}?step=2&links=free&device=2")

@@ -64,11 +64,12 @@ def test_files_stay_where_the_rows_may_have_been_stored(
 
 
 @pytest.mark.parametrize("data", [b"", b"not json", b"PK\x03\x04", b'{"traceEvents": []}', TORN, ODD])
-def test_what_is_no_trace_is_told_so(member: Client, data: bytes) -> None:
+def test_what_is_no_trace_is_told_so(member: Client, reader: Client, data: bytes) -> None:
     trace, page = shown(member, ("a.json", data))
     assert trace.state == TraceState.FAILED
     assert page.status_code == 200
-    assert "Nothing could be read" in page.content.decode()
+    assert "Nothing could be read" in page.content.decode() and "Upload another" in page.content.decode()
+    assert "Upload another" not in reader.get(f"/traces/{trace.pk}/").content.decode()
     assert trace.detail.startswith("a.json: ")
     assert "is shown" not in trace.detail and " 1 events" not in trace.detail
 

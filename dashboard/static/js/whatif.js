@@ -15,6 +15,7 @@ import { LEFT, unanswered } from "./unanswered.js";
 const WAIT_MS = 150;
 const STEPS = 4; // steps of a factor's slider from a number to its double
 const FORM = "form[data-whatif]";
+const PART = { Accept: "text/html", "HX-Request": "true" }; // not a page of its own
 let timer = null;
 let asked = null;
 
@@ -66,7 +67,7 @@ async function answer(form) {
   const old = document.getElementById("whatif-result");
   old.setAttribute("aria-busy", "true");
   try {
-    const got = await get(`${form.dataset.whatif}?${all}`, { headers: { Accept: "text/html" }, signal: asked.signal });
+    const got = await get(`${form.dataset.whatif}?${all}`, { headers: PART, signal: asked.signal });
     if (got.status === 404) return location.reload(); // deleted: the page says so
     const fresh = await elementOf(got, "whatif-result");
     if (!fresh) throw new Error(`what if: ${got.status}`);
