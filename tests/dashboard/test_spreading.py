@@ -188,6 +188,9 @@ def test_the_queue_says_which_hosts_are_waited_for(two_hosts: None, alice: Any) 
     run = services.submit(owner=alice, spec=spec(4))
     waits = selectors.waiting(run).sentence
     assert waits == "Waits for 4 CPU devices on 2 hosts: yard-a and yard-b have 2 free."
+    factory.worker("yard-c", devices=1)
+    waits = selectors.waiting(run).sentence
+    assert waits == "Waits for 4 CPU devices on 2 hosts: yard-a and yard-b have 2 free; yard-c has 1."
 
 
 def test_the_queue_says_which_host_is_missing(two_hosts: None, alice: Any) -> None:

@@ -232,7 +232,18 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
         return f"Waits for {run.devices} {word} of {asks.on.text}, chosen for it, which has {free} of {total} free."
     if len(awaited) == 1:
         return f"Waits for {run.devices} {word} on one host: {names} has {free} free."
-    return f"Waits for {run.devices} {word} on {len(awaited)} hosts: {names} have {free} free."
+    others = _free_elsewhere(asks, awaited, fleet)
+    return f"Waits for {run.devices} {word} on {len(awaited)} hosts: {names} have {free} free{others}."
+
+
+def _free_elsewhere(asks: Request, awaited: list[Host], fleet: Sequence[Host]) -> str:
+    """`; yard-c has 1`: free devices of other hosts, which the fleet's page shows: too few with those that are free on
+    the awaited ones."""
+    able = [host for host in fleet if host.gives and host.knows(asks) and host.chosen(asks) and host not in awaited]
+    free = {host.name: len(host.spare(asks)) for host in able if host.spare(asks)}
+    if not free:
+        return ""
+    return f"; {listed_text(list(free))} {'has' if len(free) == 1 else 'have'} {sum(free.values())}"
 
 
 def _as_siblings_need(asks: Request, fleet: Sequence[Host]) -> str:
