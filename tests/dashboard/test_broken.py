@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from dashboard.runs.form import break_it, spec_fields
 from dashboard.runs.models import Run
+from dashboard.runs.page.tiles import tiles
 from dashboard.studies.models import Study
 from parallel_core.faults import KINDS
 from tests.dashboard import factory
@@ -76,7 +77,8 @@ def test_the_badge_is_wherever_the_run_is(member: Client, alice: Any) -> None:
     badge = f'data-state="broken" title="{SENTENCE}"'
     listed = member.get("/runs/").content.decode()
     assert listed.count(badge) == 1
-    assert f"broken on purpose: {SENTENCE}" in member.get(f"/runs/{run.pk}/").content.decode()
+    whole = member.get(f"/runs/{run.pk}/").content.decode()
+    assert f"<span>broken on purpose: {SENTENCE}</span>" in whole, "one part, or a phone sets it in columns"
     assert 'data-state="broken"' not in member.get(f"/runs/{healthy.pk}/").content.decode()
     for address in (f"/studies/{study.pk}/", f"/compare/?runs={healthy.pk},{run.pk}"):
         page = member.get(address).content.decode()
@@ -89,6 +91,13 @@ def test_the_badge_is_wherever_the_run_is(member: Client, alice: Any) -> None:
     record = member.get(f"/api/v1/runs/{run.pk}").json()["data"]
     assert record["broken"] == [SENTENCE]
     assert SENTENCE in received(member.get("/runs/export.csv")).decode()
+
+
+def test_memory_that_a_fault_holds_is_not_in_the_prediction_and_the_tile_says_so(alice: Any) -> None:
+    hog = {"kind": "memory_hog", "rank": 0, "mib": 64}
+    notes = [tiles(factory.finished(alice, {"pp": 2}, inject=[one]))[-1].note for one in (hog, *STRAGGLER)]
+    notes.append(tiles(factory.queued(alice, {"pp": 2}, inject=[hog]))[-1].note)
+    assert [note.count(" MiB without the fault “Memory hog”") for note in notes] == [1, 0, 1]
 
 
 def test_the_spec_tab_and_a_comparison_say_the_fault_in_the_words_of_the_page(member: Client, alice: Any) -> None:

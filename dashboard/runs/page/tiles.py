@@ -11,10 +11,12 @@ from dashboard.ledger.selectors import prediction_of
 from dashboard.runs import selectors
 from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import ENDED, Run
+from dashboard.runs.page.fix import BREAKS
 from dashboard.runs.page.verdict import target_of
 from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
+    listed_text,
     percent_text,
     rate_text,
     seconds_text,
@@ -156,15 +158,21 @@ def _throughput(run: Run, rate: selectors.Series) -> tuple[str, str]:
     return value, ", ".join(f"{name.upper()} {percent_text(share)}" for name, share in shares.items() if share)
 
 
+def _unpredicted(spec: RunSpec) -> str:
+    """` without the fault “Memory hog”`: what no prediction counts that the run was made to hold; '' if nothing."""
+    titles = [f"“{one.title}”" for one in spec.inject if one.kind in BREAKS["out_of_memory"]]
+    return f" without the fault {listed_text(titles)}" if titles else ""
+
+
 def _memory(run: Run) -> Tile:
     """Measured peak as a solid bar, prediction as an outline; the full width is the larger of them, or the limit if
     that is larger and known."""
     spec = RunSpec.stored(run.spec)
     plan = worst_stage(spec) if counted(spec) else None
-    records, title = selectors.memory(run), "Memory, worst rank"
+    records, title, held = selectors.memory(run), "Memory, worst rank", _unpredicted(spec)
     worst = max(records.values(), key=lambda record: record.peak_total, default=None)
     if worst is None:
-        said = f"predicted {bytes_text(plan.total)} on rank {plan.rank}" if plan else "not predicted"
+        said = f"predicted {bytes_text(plan.total)}{held} on rank {plan.rank}" if plan else "not predicted"
         when = "not measured" if run.state in ENDED else "measured on a step that is not timed"
         return Tile("memory", title, "–", f"{said}; {when}", outline=WIDTH if plan else None)
     limit = memory_limit(run, selectors.attempt_of(run))
@@ -172,7 +180,7 @@ def _memory(run: Run) -> Tile:
     parts = [
         f"rank {worst.rank}",
         f"{percent_text(worst.peak_total / limit)} of {bytes_text(limit)}" if limit else "",
-        f"predicted {bytes_text(plan.total)}" if plan else "",
+        f"predicted {bytes_text(plan.total)}{held}" if plan else "",
     ]
     note = ", ".join(part for part in parts if part)
     predicted = WIDTH * plan.total / most if plan else None
