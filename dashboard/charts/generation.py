@@ -28,6 +28,8 @@ class Bar(NamedTuple):
     """Where a token goes; None if that is not known."""
     whole: float | None = None
     """Seconds of the whole text, on the replica that took longest; None of runs of earlier versions."""
+    disturbed: bool = False
+    """Whether other processes used its devices: drawn only where no run was left alone."""
 
     @property
     def later(self) -> float:
@@ -50,6 +52,8 @@ def tokens(bars: Sequence[Bar], source: str, *, more: bool = False) -> Chart:
     ]
     columns = ("split", "time of a token", "10 % to 90 %", "times the single device's")
     subtitle = "Time of a token after the first, on the slowest replica; bar = median, whisker = 10 % to 90 %"
+    if any(bar.disturbed for bar in bars):
+        subtitle += "; cross-hatched = disturbed by other processes"
     return Chart("tokens", _quickest(bars) or nothing(more), subtitle, source, figure, columns, rows)
 
 
@@ -79,7 +83,7 @@ def _figure(bars: Sequence[Bar], seconds: Sequence[float], spread: Sequence[tupl
     ends = [high for _, high in spread]
     labels = [theme.escape_label(bar.label) for bar in bars]
     return {
-        "data": [_bars(labels, seconds, spread), _words(seconds, ends)] if bars else [],
+        "data": [_bars(bars, labels, seconds, spread), _words(seconds, ends)] if bars else [],
         "layout": theme.layout(
             row_height(len(bars)),
             xaxis=theme.axis("ms", range=[0, _ROOM * 1e3 * max(ends, default=1e-3)]),
@@ -91,15 +95,18 @@ def _figure(bars: Sequence[Bar], seconds: Sequence[float], spread: Sequence[tupl
     }
 
 
-def _bars(labels: Sequence[str], seconds: Sequence[float], spread: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def _bars(
+    bars: Sequence[Bar], labels: Sequence[str], seconds: Sequence[float], spread: Sequence[tuple[float, float]]
+) -> dict[str, Any]:
     least = min(seconds)
+    fills = [var("accent" if value == least else "bar") for value in seconds]
     made = {
         "type": "bar",
         "orientation": "h",
         "name": "measured",
         "y": list(range(len(seconds))),
         "x": [1e3 * value for value in seconds],
-        "marker": {"color": [var("accent" if value == least else "bar") for value in seconds], "line": {"width": 0}},
+        "marker": _marker(bars, fills),
         "customdata": list(labels),
         "hovertemplate": "%{customdata}: %{x:.3g} ms<extra></extra>",
     }
@@ -114,6 +121,14 @@ def _bars(labels: Sequence[str], seconds: Sequence[float], spread: Sequence[tupl
             "width": 3,
         }
     return made
+
+
+def _marker(bars: Sequence[Bar], fills: Sequence[str]) -> dict[str, Any]:
+    """Their fills; where times were disturbed, hatched and edged as in the chart of speedups."""
+    if not any(bar.disturbed for bar in bars):
+        return {"color": fills, "line": {"width": 0}}
+    pattern = theme.hatches(["x" if bar.disturbed else "" for bar in bars], fills)
+    return {"color": fills, "line": {"color": fills, "width": 1.5}, "pattern": pattern}
 
 
 def _words(seconds: Sequence[float], ends: Sequence[float]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def _of_runs() -> dict[str, list[Chart]]:
         "waterfall": [waterfall.chart(a, b, ("A", "B"), "s")],
         "losses": [losses.chart(Losses(devices=2, single=100, bubble=30), "s")],
         "capacity": [capacity.chart(sized, Room(1 << 30))],
-        "generation": [generation.tokens(bars, "s")],
+        "generation": [generation.tokens(some, "s") for some in (bars, [bar._replace(disturbed=True) for bar in bars])],
         "generation_parts": [
             generation_parts.where(bars, "s"),
             generation_parts.whole(bars, 8, "s"),

@@ -116,7 +116,13 @@ def _charts(view: Generations) -> dict[str, charts.Chart]:
     compared = view.compared
     found = [
         charts.Bar(
-            row.label, row.prefill or 0.0, row.token, single=row.split.world == 1, parts=row.parts, whole=row.text
+            row.label,
+            row.prefill or 0.0,
+            row.token,
+            single=row.split.world == 1,
+            parts=row.parts,
+            whole=row.text,
+            disturbed=row.disturbed,
         )
         for row in compared
         if row.token

@@ -77,7 +77,9 @@ def test_times_of_a_disturbed_run_are_left_out_but_not_its_text(client: Client, 
         "TP 2 needs least memory, 6 MiB on its worst rank.",
         "TP 2 was disturbed: others used up to 31 % of a device, so their times are left out.",
     ]
-    assert [row[0] for row in charts_of(client, study)["tokens"]["rows"]] == ["DP 2", "Single", "PP 2"]
+    drawn = charts_of(client, study)["tokens"]
+    assert [row[0] for row in drawn["rows"]] == ["DP 2", "Single", "PP 2"]
+    assert "pattern" not in drawn["figure"]["data"][0]["marker"]
     page = plain(client.get(f"/studies/{study.pk}/").content.decode())
     assert '<br><span class="small sub">disturbed: others used 31 %' in page and "Run the disturbed one again" in page
     rows = csv.DictReader(client.get(f"/studies/{study.pk}/table.csv").content.decode().splitlines())
@@ -130,6 +132,9 @@ def test_where_all_were_disturbed_they_are_compared_with_a_warning(client: Clien
     assert len(generation.of_runs(study.runs.all()).compared) == 4
     assert said[0].startswith("4 of 4 runs were disturbed: other processes took up to 40 % of one of their devices")
     assert " ".join(said).count("disturbed") == 1
+    drawn = charts_of(client, study)["tokens"]
+    assert drawn["figure"]["data"][0]["marker"]["pattern"]["shape"] == ["x"] * 4
+    assert drawn["subtitle"].endswith("; cross-hatched = disturbed by other processes")
     listed = answer_cache.verdicts([study])[study.pk]
     assert listed == " ".join(said[:2]), "no ratio stands in the list without the warning about it"
 
