@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import JUMPED, Troubles, mark, same_page, until
+from tests.browser.observed_page import JUMPED, LOST, Troubles, mark, same_page, until
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -53,7 +53,9 @@ def test_a_connection_that_is_gone_without_notice_is_said_and_replaced(page: Pag
     expect(said).to_be_hidden()
 
 
-def test_a_server_without_news_is_said(page: Page) -> None:
+def test_a_server_without_news_is_said_and_one_that_is_away_is_not_left_for(page: Page, troubles: Troubles) -> None:
+    """A link that was followed then led to the browser's own page of an error."""
+    troubles.expected += LOST
     page.add_init_script(SILENT_STREAMS)
     page.goto("/runs/")
     until(page, "() => window.streams.length === 1")
@@ -64,6 +66,19 @@ def test_a_server_without_news_is_said(page: Page) -> None:
     expect(said).to_be_hidden()
     send(page, "beat", live=False)
     expect(said).to_be_visible()
+    link = page.get_by_role("link", name="Fleet")
+    page.route("**/js/stay.*", lambda route: route.abort())
+    link.click()
+    stays = page.get_by_text("The yard could not be reached, so “Fleet” was not opened and this page stays.")
+    expect(stays).to_be_visible()
+    assert page.url.endswith("/runs/")
+    send(page, "beat")
+    expect(stays).to_be_hidden()
+    send(page, "beat", live=False)
+    expect(said).to_be_visible()
+    page.unroute_all(behavior="wait")
+    link.click()
+    page.wait_for_url("**/fleet/")
 
 
 @pytest.mark.full

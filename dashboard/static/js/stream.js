@@ -10,6 +10,7 @@
  * the last message, missing nothing.
  */
 
+import { stay } from "./stay.js";
 import { Share } from "./stream_share.js";
 
 const NOTE_AFTER_MS = 1000; // shorter losses of the connection are not shown
@@ -112,8 +113,15 @@ function explain() {
   note.replaceChildren("You are signed out, so nothing here is live any more. ", link);
 }
 
+const linger = stay((words) => {
+  if (connected || signedOut) return;
+  clearTimeout(noteTimer);
+  note.textContent = words;
+});
+
 onConnection((up) => {
   clearTimeout(noteTimer);
+  linger(!up && !signedOut);
   if (up) note.replaceChildren();
   else noteTimer = setTimeout(explain, NOTE_AFTER_MS);
 });
