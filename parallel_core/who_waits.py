@@ -37,6 +37,11 @@ def sentence(places: Mapping[int, Place], layout: Layout, host: Callable[[int], 
     return f"{_listed(waits)}: {drops}"
 
 
+def computing(places: Mapping[int, Place], layout: Layout) -> list[int]:
+    """The ranks that wait for no other in their operation: where none moves, these are what the others may wait for."""
+    return sorted(rank for rank, place in places.items() if _meets(rank, place, layout) == ())
+
+
 def _meets(rank: int, place: Place, layout: Layout) -> tuple[int, ...] | None:
     """The other ranks that this one meets in its operation; () if none, None if that is not known."""
     found = parsed(place[1])

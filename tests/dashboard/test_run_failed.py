@@ -153,6 +153,17 @@ def test_a_rank_that_failed_while_it_measured_has_no_step(reader: Client, alice:
     assert str(NO_STEPS) not in html(reader, run, "?tab=ranks").split('id="tab"')[1]
 
 
+def test_of_ranks_that_stood_still_the_log_of_the_one_that_waited_for_no_other_is_quoted(alice: Any) -> None:
+    """It was that of rank 0, which only waited."""
+    run = failed(alice, "no_progress", "No rank moved for 60 s: rank 0 at step 3; rank 1 at step 3.")
+    waits, works = ({"step": 3, "op": op, "age": 60.0} for op in ("0RECV_GRAD0", "1F1"))
+    for places, quoted in (({"0": waits, "1": works}, 1), ({"0": works, "1": waits}, 0), ({"0": waits}, None)):
+        Attempt.objects.filter(run=run).update(progress=places, report={})
+        assert verdict(Run.objects.get(pk=run.pk)).rank == quoted
+    Attempt.objects.filter(run=run).update(progress={"0": waits, "1": works})
+    assert verdict(Run.objects.get(pk=run.pk)).log.endswith("line 29")
+
+
 @pytest.mark.parametrize(
     "cause", ("user_code", "killed_by_signal", "worker_lost", "timed_out", "no_progress", "refused", "")
 )

@@ -33,11 +33,13 @@ from parallel_core.analysis.quantities import (
     steps_text,
 )
 from parallel_core.faults import trained
+from parallel_core.layout import Layout
 from parallel_core.observe.progress import NO_STEPS
 from parallel_core.outline import outline_of
 from parallel_core.plan.strategy import idle_share
 from parallel_core.schedule.text import spoken
 from parallel_core.spec import RunSpec
+from parallel_core.who_waits import computing
 
 LOG_LINES = 10
 AHEAD_SHOWN = 5
@@ -241,19 +243,25 @@ PROBED = "That is the answer this run was for: its fit study asked whether so ma
 
 def _failed(run: Run, attempt: Attempt | None) -> Verdict:
     report: dict[str, Any] = attempt.report if attempt else {}
-    rank = report.get("rank")
+    rank = report.get("rank") if run.cause != "no_progress" or not attempt else _held_up_by(run, attempt)
     unsaid = f"It ended without saying why; known cause: {CAUSES.get(run.cause, 'none')}"
     sentence = in_ended_words(run.detail, run.cause) or unsaid
     text = selectors.log(run, rank or 0, start=-4096).text
     return Verdict(
         sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.",
-        more=PROBED if run.answered else _progress(run, attempt, rank),
+        more=PROBED if run.answered else _progress(run, attempt, report.get("rank")),
         fix="" if run.answered else fix(run),
         rank=rank,
         log="\n".join(text.splitlines()[-LOG_LINES:]),
         traceback=str(report.get("traceback") or ""),
         traceback_label="Where each rank stood" if run.cause == "no_progress" else "Traceback",
     )
+
+
+def _held_up_by(run: Run, attempt: Attempt) -> int | None:
+    """Of ranks that stood still the first that waited for no other, whose log may say why; None if each did."""
+    places = {int(rank): (where.get("step", -1), where.get("op", "")) for rank, where in attempt.progress.items()}
+    return next(iter(computing(places, Layout.of(RunSpec.stored(run.spec)))), None)
 
 
 def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
