@@ -83,6 +83,17 @@ def test_seconds_do_not_go_back_where_a_later_host_has_an_earlier_clock(alice: A
     assert chart.figure["layout"]["meta"]["axes"]["seconds"][0] == list(range(8))
 
 
+@pytest.mark.parametrize(("firsts", "said"), [((0, 3), True), ((0, 0), False), ((3,), False)])
+def test_seconds_that_count_a_pause_between_attempts_say_so(alice: Any, firsts: tuple[int, ...], said: bool) -> None:
+    """A study leaves that time out of its curves, and its loss falls sooner there."""
+    run = factory.queued(alice)
+    for number, first in enumerate(firsts, 1):
+        attempt = Attempt.objects.create(run=run, number=number, worker=factory.worker())
+        factory.feed(attempt, 0, points_frame(first, 4, "loss", 0))
+    chart = next(chart for chart in metric_charts.metrics(run) if chart.key == "loss")
+    assert ("; seconds count the time between attempts" in chart.source) == said
+
+
 def test_lines_of_stages_grow_by_their_own_points(alice: Any) -> None:
     run, _ = stream(alice, 5, 4)
     live = metric_charts.points_since(run, 2)

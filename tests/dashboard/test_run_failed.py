@@ -135,6 +135,11 @@ def test_a_rank_that_ended_well_is_in_no_operation_and_behind_the_last_step(read
     shown = html(reader, run, "?tab=ranks").split('id="tab"')[1]
     assert shown.count("connecting") == 1 and "Last seen in" in shown
     assert run.step == 42 and shown.count('<td class="num">42</td>') == 1
+    attempt.progress["1"]["op"] = "starting"
+    attempt.save()
+    assert ">starting<" in html(reader, run, "?tab=ranks")
+    attempt.ranks.update(phase="timed")
+    assert ">starting<" not in html(reader, run, "?tab=ranks").split('id="tab"')[1], "it had told of a phase since"
 
 
 def test_a_rank_that_failed_before_its_first_step_has_no_step_minus_one(reader: Client, alice: Any) -> None:

@@ -134,7 +134,7 @@ def _metric(
     made = loss.chart(
         curves,
         f"{metric.title}: {_range(metric, found)}",
-        metric.measured + _undrawn(run, metric, lines),
+        metric.measured + _undrawn(run, metric, lines) + _waited(found, begins),
         key=metric.name,
         unit=metric.unit,
         of="lines",
@@ -179,6 +179,17 @@ def _undrawn(run: Run, metric: Metric, lines: Sequence[_Line]) -> str:
     """Says of how many stages there is a line, where not of all."""
     stages = RunSpec.stored(run.spec).parallel.stages
     return f"; {len(lines)} of {stages} stages drawn" if metric.by_stage and len(lines) < stages else ""
+
+
+def _waited(found: Sequence[selectors.Series], begins: str) -> str:
+    """Says that the time between two attempts is in the seconds of the chart, which a study's leave out, where a later
+    one went on from points of an earlier one (`begins`: see `beginnings`)."""
+    newest = (map(int, one.split(":")) if one else (1, 0) for one in begins.split(","))
+    went_on = any(
+        number > 1 and len(own.step) and own.step[0] < first
+        for own, (number, first) in zip(found, newest, strict=bool(begins))
+    )
+    return "; seconds count the time between attempts" if went_on else ""
 
 
 def _curve(run: Run, line: _Line, points: selectors.Series, begun: float, shift: int | None) -> loss.Curve:

@@ -40,6 +40,7 @@ from parallel_core.analysis.quantities import (
 )
 from parallel_core.faults import trained
 from parallel_core.layout import Layout
+from parallel_core.observe.progress import STARTING
 from parallel_core.schedule.text import spoken
 from parallel_core.spec import RunSpec
 
@@ -214,7 +215,12 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
             "host": where[rank] if where else "",
             "device": indices[rank] if rank < len(indices) else None,
             "phase": infos[rank].phase if rank in infos else "",
-            "progress": _place(attempt.progress.get(str(rank)) or {}, run, ended_well=exits.get(str(rank)) == 0),
+            "progress": _place(
+                attempt.progress.get(str(rank)) or {},
+                run,
+                ended_well=exits.get(str(rank)) == 0,
+                began=rank in infos and bool(infos[rank].phase),
+            ),
             "exit": _exit(exits.get(str(rank))),
             "took": took[rank] if rank < len(took) else None,
         }
@@ -222,11 +228,14 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _place(seen: Mapping[str, Any], run: Run, ended_well: bool) -> dict[str, Any]:
+def _place(seen: Mapping[str, Any], run: Run, ended_well: bool, began: bool) -> dict[str, Any]:
     """Where the newest heartbeat saw the rank, with its operation in words.
 
-    A rank that ended well is in no operation and has done every step of the run: the heartbeat was before its end.
+    A rank that ended well is in no operation and has done every step of the run: the heartbeat was before its end. One
+    that `began` a phase is no longer `starting`, as between two heartbeats of a short run.
     """
+    if began and seen.get("op") == STARTING:
+        seen = {**seen, "op": ""}
     if ended_well and seen:
         return {**seen, "op": "", "step": seen.get("step", -1) if run.step is None else run.step}
     return {**seen, "op": spoken(seen["op"])} if seen.get("op") else dict(seen)
