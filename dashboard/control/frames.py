@@ -19,6 +19,7 @@ from parallel_core.observe.records import MEMORY, OMITTED, POINT, SPAN
 log = logging.getLogger(__name__)
 
 MAX_SERIES_NAME = 60
+MAX_WHY = 200
 WIDE = ("bytes", "size", "peak_total", "rss_delta", "clock_within")
 """Numbers of headers that the database keeps in 64 bits, not in 32."""
 Header = dict[str, Any]
@@ -41,6 +42,7 @@ class Decoded:
     """hello, summary, phase: the newest of each."""
     fault: dict[str, Any] | None = None
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
     profiles: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
     generated: list[dict[str, Any]] = field(default_factory=list)
     links: list[dict[str, Any]] = field(default_factory=list)
@@ -116,6 +118,10 @@ def _checkpoint(out: Decoded, frame: Frame, header: Header) -> None:
     out.checkpoints.append({**sizes, "held_out": known, "kept": [_number("step", step) for step in header["kept"]]})
 
 
+def _left_out(out: Decoded, frame: Frame, header: Header) -> None:
+    out.left_out.append({**_numbers(header, "step"), "why": str(header["why"])[:MAX_WHY]})
+
+
 def _profile(out: Decoded, frame: Frame, header: Header) -> None:
     out.profiles.append(({"kind": frame.kind, **_numbers(header, "step", "part", "of", "size")}, frame.blob))
 
@@ -143,6 +149,7 @@ _ADDERS: dict[str, Callable[[Decoded, Frame, Header], None]] = {
     "summary": _keep_newest,
     "phase": _phase,
     "checkpoint": _checkpoint,
+    "left_out": _left_out,
     "profile": _profile,
     "snapshot": _profile,
     "generated": _generated,

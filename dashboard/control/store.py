@@ -17,6 +17,7 @@ from dashboard.control.frames import Decoded
 from dashboard.control.step_shares import Found, Points, share_points, traced_share_points
 from dashboard.json_values import finite
 from dashboard.ledger import host_links
+from dashboard.runs import left_out
 from dashboard.runs.models import (
     Attempt,
     Checkpoint,
@@ -49,6 +50,7 @@ TOPICS = {
     "info": "info",
     "fault": "info",
     "checkpoints": "state",
+    "left_out": "state",
     "generated": "text",
     "links": "text",
 }
@@ -165,6 +167,8 @@ def _keep_told(attempt: Attempt, rank: int, records: Decoded) -> None:
     """Stores the records that change existing rows: checkpoints, info, generated text, links and faults."""
     for header in records.checkpoints:
         _keep_checkpoint(attempt, rank, header)
+    for header in records.left_out:
+        left_out.note(attempt, multi_host.worker_of(attempt.devices, rank), header)
     if records.info:
         RankInfo.objects.update_or_create(attempt=attempt, rank=rank, defaults=records.info)
     if records.generated:

@@ -113,7 +113,7 @@ def claim(folder: Path, attempt: int) -> None:
     write_text(folder / _LATEST, str(attempt), sync=True)
     for path in folder.glob(f"{_SAVING}*"):
         if not path.name.startswith(f"{_SAVING}{attempt}-"):
-            drop(path)
+            drop(path) if path.is_dir() else _remove(path)
 
 
 def require_latest(folder: Path, attempt: int) -> None:
@@ -133,18 +133,31 @@ def tidy(folder: Path, attempt: int | None) -> None:
     for pattern in (_SAVING, _DROPPED):
         for path in folder.glob(f"{pattern}*"):
             if attempt is None or not path.name.startswith(f"{_SAVING}{attempt}-"):
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
 
 
 def drop_saves(base: Path, attempt: int) -> None:
     """Removes what an attempt that is over left incomplete in any folder of checkpoints below `base`."""
     for path in base.glob(f"*/{_SAVING}{attempt}-*"):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder in which ranks wrote, or a file that stood for one of them (`parts.leave_out`)."""
+    if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def saving_path(folder: Path, attempt: int, step: int) -> Path:
+    """The path of the folder in which ranks write until the checkpoint is complete, whether it exists or not."""
+    return folder / f"{_SAVING}{attempt}-{step:08}"
 
 
 def saving(folder: Path, attempt: int, step: int) -> Path:
-    """The folder in which ranks write until the checkpoint is complete; created if missing."""
-    path = folder / f"{_SAVING}{attempt}-{step:08}"
+    """The folder at `saving_path`; created if missing."""
+    path = saving_path(folder, attempt, step)
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -179,7 +192,7 @@ def _put(where: Path, folder: Path, manifest: Manifest) -> None:
         target.rename(aside)
     try:
         where.rename(target)
-    except FileNotFoundError:
+    except OSError:  # gone, or no room for the name
         with contextlib.suppress(OSError):  # there was none, or it is back already
             aside.rename(target)
         raise

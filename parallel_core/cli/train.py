@@ -181,6 +181,9 @@ class Shown:
             done, size, took = (frame.header[key] for key in ("step", "bytes", "seconds"))
             self._saved = done
             self._say(f"checkpoint of {plural_text(done, 'step')}: {size:,} bytes in {took:.2f} s")
+        if frame.kind == "left_out":
+            done, why = frame.header["step"], frame.header["why"]
+            self._say(f"no checkpoint of {plural_text(done, 'step')}: {why}; the newest one stays")
         for name, values in self._waiting.items():
             values.update((int(point["step"]), float(point["value"])) for point in points([frame], name))
         for point in points([frame], "loss"):

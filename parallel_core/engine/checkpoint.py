@@ -5,7 +5,8 @@ loss scale, and the number of steps done. Nothing else is needed: the sampler an
 functions of (seed, step). A tensor that several ranks hold is written by one of them.
 
 `Saver.save` copies the state to host memory and returns; a thread writes the copy while training continues. At most
-one save is in progress: the next one waits for it.
+one save is in progress: the next one waits for it. A save that finds no room on the disk is left out and the next one
+tried; it ends the run only where there is no next one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from parallel_core.analysis.quantities import steps_text
+from parallel_core.atomic_file import NO_SPACE
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import match, parts
@@ -77,6 +79,8 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._last = -1
+        self._left_out: CheckpointError | None = None
+        """Why the newest save has been left out; known to rank 0."""
         self._told: dict[str, Any] = {}
         """The newest `checkpoint` record; {} before the first, and on ranks other than 0."""
         self._copies = trainer.device.copies()
@@ -108,9 +112,9 @@ class Saver:
             self._on_any_rank(False, False)
         began = time.perf_counter()
         trainer.progress.at(done, "saving")
-        self.wait()
+        self.wait(required=done == self._last)
         if done != self._last:
-            self._last = done
+            self._last, self._left_out = done, None
             copy, stats = self._copied()
             known = held_out if held_out is not None and math.isfinite(held_out) else None
             arguments = (Saved(done, known, trainer.scalars(), time.perf_counter() - began), copy, stats)
@@ -128,12 +132,12 @@ class Saver:
         copy = {kind: tuple((first, next(copies)) for first, _ in pieces) for kind, pieces in mine.items()}
         return copy, dict(zip(held, copies, strict=True))
 
-    def wait(self) -> None:
+    def wait(self, *, required: bool = True) -> None:
         """Waits until no rank's save is in progress, so that the checkpoint can be resumed from, whatever becomes of
         any rank. A collective: every rank calls it.
 
         Raises CheckpointError where this rank could not save, and the error of a failed collective where another rank
-        could not.
+        could not. Not `required`: a save that was left out raises nothing.
         """
         saving = True
         while saving:
@@ -142,6 +146,8 @@ class Saver:
                 self._thread = self._thread if self._thread.is_alive() else None
             if self._error is not None:
                 raise self._error
+            if required and self._left_out is not None:
+                raise self._left_out
             moved, self._moved = self._moved, False
             saving, moved = self._on_any_rank(self._thread is not None, moved)
             if saving and moved:
@@ -161,18 +167,38 @@ class Saver:
         rank, config, began = self._trainer.rank, self._config, time.perf_counter()
         try:
             folders.require_latest(config.folder, config.attempt)
-            where = folders.saving(config.folder, config.attempt, saved.step)
-            shares = {**self._state.shares(copy, writing=True), **self._state.statistics(stats)}
-            part = storage.write(shares, where / f"rank-{rank}.bin", lambda: setattr(self, "_moved", True))
-            parts.write_part(where, rank, part)
+            where = folders.saving_path(config.folder, config.attempt, saved.step)
+            try:
+                self._write_part(where, copy, stats)
+            except OSError as error:
+                if not _no_room(error):
+                    raise
+                parts.leave_out(where, rank)
             if rank == 0:
-                self._publish(where, saved, began)
+                self._publish_or_leave_out(where, saved, began)
         except CheckpointError as error:
             self._error = error
         except BaseException as error:  # any: that a thread has ended tells nobody, and the run goes on
-            why = str(error) or type(error).__name__
-            self._error = CheckpointError(f"The checkpoint after {steps_text(saved.step)} could not be written: {why}")
-            self._error.__cause__ = error  # with its own traceback, and for want of memory told as that
+            self._error = _unwritten(saved.step, error)
+
+    def _write_part(self, where: Path, copy: Buffers, stats: Mapping[str, Tensor]) -> None:
+        where.mkdir(parents=True, exist_ok=True)
+        rank, shares = self._trainer.rank, {**self._state.shares(copy, writing=True), **self._state.statistics(stats)}
+        part = storage.write(shares, where / f"rank-{rank}.bin", lambda: setattr(self, "_moved", True))
+        parts.write_part(where, rank, part)
+
+    def _publish_or_leave_out(self, where: Path, saved: Saved, began: float) -> None:
+        """As `_publish`; where there is no room, removes what was written and emits that (rank 0)."""
+        try:
+            self._publish(where, saved, began)
+        except (CheckpointError, OSError) as error:
+            if not _no_room(error):
+                raise
+            parts.drop(where, self._trainer.layout.world)
+            self._left_out = _unwritten(saved.step, error)
+            log.warning("%s", self._left_out)
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            self._sink.emit("left_out", step=saved.step, why=why)
 
     def _publish(self, where: Path, saved: Saved, began: float) -> None:
         """Waits for the parts of all ranks, writes the manifest, renames the folder into place and emits the record
@@ -217,6 +243,17 @@ class Saver:
             return
         self._told |= {"held_out": held_out, "kept": kept}
         self._sink.emit("checkpoint", **self._told)
+
+
+def _no_room(error: Exception) -> bool:
+    return isinstance(error, parts.NoRoom) or (isinstance(error, OSError) and error.errno in NO_SPACE)
+
+
+def _unwritten(step: int, error: BaseException) -> CheckpointError:
+    why = str(error) or type(error).__name__
+    said = CheckpointError(f"The checkpoint after {steps_text(step)} could not be written: {why}")
+    said.__cause__ = error  # with its own traceback, and for want of memory told as that
+    return said
 
 
 def load(trainer: Trainer, path: Path, run: int = 0) -> int:

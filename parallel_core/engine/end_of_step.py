@@ -49,7 +49,7 @@ def _leave_unsaved(saver: Saver | None, now: EndOfStep, steps: int) -> None:
     if now.stop in (Reason.NONE, Reason.TIME_UP) or (now.stop is Reason.SIGNAL and now.done == steps):
         return
     if saver is not None:
-        saver.wait()
+        saver.wait(required=False)
     if now.stop is Reason.NOT_FINITE:
         raise LossNotFinite(now.since, now.done, steps)
     raise Stopped(now.done, broken=True)

@@ -6,6 +6,7 @@ numbers with their sha256, and the manifest is JSON. Every byte is verified when
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections import defaultdict
@@ -58,6 +59,9 @@ def no_progress() -> None:
 FLUSH_BYTES = 64 * 2**20
 """Bytes after which a file that is being written is flushed to disk. Otherwise all would be, at the end and without
 any progress: minutes with a slow disk."""
+LEFT_FREE = 16 * 2**20
+"""Bytes of the disk that a checkpoint leaves free: the records of every rank go there, too, and a rank that cannot
+write them ends."""
 
 
 def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = no_progress) -> dict[str, Any]:
@@ -95,6 +99,7 @@ def _append(out: BinaryIO, at: int, data: memoryview, tell: Callable[[], None]) 
     for first in range(0, len(data), FLUSH_BYTES):
         part = data[first : first + FLUSH_BYTES]
         digest.update(part)
+        _require_room(out, len(part))
         out.write(part)
         at += len(part)
         if at // FLUSH_BYTES > (at - len(part)) // FLUSH_BYTES:
@@ -102,6 +107,13 @@ def _append(out: BinaryIO, at: int, data: memoryview, tell: Callable[[], None]) 
             os.fsync(out.fileno())
             tell()
     return digest.hexdigest()
+
+
+def _require_room(out: BinaryIO, more: int) -> None:
+    """Raises OSError, as a full disk does, where so many bytes more would leave less than LEFT_FREE of it."""
+    disk = os.fstatvfs(out.fileno())
+    if disk.f_bavail * disk.f_frsize < more + LEFT_FREE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Callable[[], None] = no_progress) -> None:

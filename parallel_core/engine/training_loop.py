@@ -199,7 +199,7 @@ def finish(trainer: Trainer, report: Reporter, first: int, saver: Saver | None, 
 def _finish_early(report: Reporter, done: int, saver: Saver | None, *, saved: bool) -> None:
     """At the time limit: waits for the last checkpoint, and tells that the run ends after `done` steps."""
     if saver is not None:
-        saver.wait()
+        saver.wait(required=saved)
     report.early(done, saved=saved)
 
 

@@ -19,7 +19,9 @@ from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.runs.page import checkpoints
 from parallel_core.__main__ import main
 from parallel_core.checkpoint.folder import path_of
+from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
+from tests.dashboard.plain import plain
 from workers import run_folders
 from workers.settings import NAME_VARIABLE, Settings
 
@@ -131,3 +133,28 @@ def test_the_command_line_takes_the_commands(
 def test_a_run_without_any_has_no_table(reader: Client, alice: Any) -> None:
     run = saved(alice)
     assert 'id="checkpoints"' not in page(reader, run)
+
+
+def test_a_checkpoint_that_found_no_room_is_told_until_a_later_one_is_written(
+    member: Client, alice: Any, redis_url: str
+) -> None:
+    run = factory.queued(alice, train={"checkpoint_every": 20, "steps": 100})
+    attempt = factory.start(run)
+
+    def told(kind: str, step: int, **more: Any) -> None:
+        factory.feed(attempt, 0, encode({"kind": kind, "rank": 0, "t": 1.0, "step": step, **more}))
+
+    def shown() -> str:
+        return plain(page(member, run))
+
+    factory.feed_steps(attempt, 10)
+    told("left_out", 20, why="No space left on device")
+    said = "The checkpoint after 20 steps found no room on yard-a and was left out: No space left on device."
+    goes_on = "Training goes on; the next one is tried after 40 steps."
+    text = shown()
+    assert text.count(f"{said} {goes_on}") == 2, "on top and among the events"
+    assert "There is none yet; Fleet says how much room its disk has." in text
+    told("checkpoint", 40, bytes=1000, seconds=0.1, kept=[40])
+    assert shown().count(said) == 1
+    told("left_out", 60, why="No space left on device")
+    assert "Everything after step 40 would be lost; Fleet says" in shown()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -14,6 +16,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.engine import storage
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.stop import Stopped
@@ -67,7 +70,7 @@ def _run_unpublished(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path
 
 
 def _no_space(*_: object) -> int:
-    raise OSError("No space left on device")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_no_rank_says_that_it_saved_before_the_checkpoint_is_whole(tmp_path: Path) -> None:
@@ -79,6 +82,48 @@ def test_no_rank_says_that_it_saved_before_the_checkpoint_is_whole(tmp_path: Pat
     assert "No space left" in ends[0]
     assert ends[1] != "said that it had saved"
     assert folders.steps(tmp_path / "run") == []
+
+
+def _run_short_of_room(
+    spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, short: int, at: Sequence[int]
+) -> str:
+    """How the run ends for a rank if there is no room for what rank `short` writes after the steps `at`."""
+    append = storage._append
+
+    def full(out: BinaryIO, *more: Any) -> str:
+        if rank == short and any(out.name.endswith(f"{step:08}/rank-{rank}.bin") for step in at):
+            _no_space()
+        return append(out, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "_append", full)
+        try:
+            _run_whole(spec, rank, meeting, folder)
+        except CheckpointError as error:
+            return str(error)
+        except Exception as error:
+            return type(error).__name__
+    return "done"
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_tried(tmp_path: Path, short: int) -> None:
+    spec = spec_of({}, {"checkpoint_every": 4, "keep": 9}, pp=2)
+    ends = ranks.run(spec, partial(_run_short_of_room, short=short, at=(4,)), tmp_path)
+    assert ends == ["done", "done"]
+    assert folders.steps(tmp_path / "run") == [8, 9]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-00000008", "step-00000009"]
+    told = [f.header for f in read_file(events_path(tmp_path, 0)) if f.kind == "left_out"]
+    assert [(said["step"], said["why"][:23]) for said in told] == [(4, "No space left on device")]
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_run_whose_last_checkpoint_finds_no_room_says_that_it_is_lost(tmp_path: Path, short: int) -> None:
+    spec = spec_of({}, {"checkpoint_every": 4, "keep": 9}, pp=2)
+    ends = ranks.run(spec, partial(_run_short_of_room, short=short, at=(8, 9)), tmp_path)
+    assert "The checkpoint after 9 steps could not be written" in ends[0] and "No space left on device" in ends[0]
+    assert ends[1] != "done"
+    assert folders.steps(tmp_path / "run") == [4]
 
 
 def _run_whole(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, resume: Path | None = None) -> None:

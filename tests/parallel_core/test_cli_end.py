@@ -123,6 +123,11 @@ def test_a_checkpoint_is_told_once_though_its_record_comes_again(capsys: pytest.
     assert said == "".join(f"checkpoint of {done}: 1,000 bytes in 0.50 s\n" for done in ("1 step", "20 steps"))
 
 
+def test_a_checkpoint_that_found_no_room_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    train.Shown("tokens").show(Frame({"kind": "left_out", "step": 20, "why": "No space left on device"}, b"", 0))
+    assert capsys.readouterr().out == "no checkpoint of 20 steps: No space left on device; the newest one stays\n"
+
+
 def test_a_lost_terminal_is_as_ctrl_c_once(handlers: None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     stop.listen()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dashboard.fleet.listening import away_sentence
-from dashboard.runs import linking, resuming, selectors
+from dashboard.runs import left_out, linking, resuming, selectors
 from dashboard.runs.form.form_words import OF_ERRORS, in_ended_words
 from dashboard.runs.generation import generated_text, text_times
 from dashboard.runs.models import ACTIVE, Attempt, Run, State
@@ -149,7 +149,8 @@ def _running(run: Run) -> Verdict:
     elif run.tokens_per_s:
         parts.append(rate_text(run.tokens_per_s, target_of(run)))
     parts += filter(None, [left_text(run)])
-    return Verdict(f"{losses.diverged(run)}{', '.join(parts)}{_bubble(run, spec)}.", more=losses.skipped_updates(run))
+    more = " ".join(filter(None, (left_out.warning(run), losses.skipped_updates(run))))
+    return Verdict(f"{losses.diverged(run)}{', '.join(parts)}{_bubble(run, spec)}.", more=more)
 
 
 def _bubble(run: Run, spec: RunSpec) -> str:
