@@ -24,8 +24,8 @@ from django.utils import timezone
 from dashboard.live.announce import announce
 from dashboard.runs.attempts import devices_text
 from dashboard.runs.models import ACTIVE, ENDED, Attempt, Event, ProfilePart, Run, SpanChunk, State
-from dashboard.runs.waiting import resting
-from dashboard.runs.waiting.resting import RETRIED, WORKER_LOST
+from dashboard.runs.waiting import crashes, resting
+from dashboard.runs.waiting.resting import KILLED, RETRIED, WORKER_LOST
 from dashboard.studies.models import Study
 from dashboard.webhook.outbox import note_end
 from parallel_core.analysis.quantities import step_text, steps_text
@@ -192,13 +192,16 @@ def lose(attempt: Attempt, detail: str, report: Any = None, cause: str = WORKER_
     1. Closes the attempt with its cause, one of RETRIED; one that is already over raises IllegalTransition.
     2. With a retry left: uses it and queues the run again, at its old place in the queue, where it may rest first
        (runs.waiting.resting).
-    3. Else the run is lost; failed, if its worker is still there.
+    3. Else, and where it crashed as the attempt before did, the run is lost; failed, if its worker is still there.
     """
     now = timezone.now()
     detail = detail or "Its worker was lost."
     _close(attempt, "failed", cause, detail, report or {}, now)
     run = Run.objects.get(pk=attempt.run_id)
-    if run.retries_left > 0 and run.cancel_requested_at is None:
+    again = cause == KILLED and crashes.repeats(attempt, detail)
+    if again:
+        detail = f"{detail} The attempt before ended in the same way at the same step, so it is not tried again."
+    elif run.retries_left > 0 and run.cancel_requested_at is None:
         left, rest = run.retries_left - 1, resting.rest_s(run.pk)
         when = f", to start in {rest} s at the earliest" if rest else ""
         return _requeue(attempt, f"{detail} Queued again{when}; {_retries(left)} left.", {"retries_left": left})

@@ -125,6 +125,12 @@ def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) ->
     assert verdict(run).fix.startswith("Resume it from step 20 with a retry: the signal came from outside")
 
 
+def test_the_fix_of_a_crash_does_not_say_that_the_signal_came_from_outside(alice: Any) -> None:
+    run = failed(alice, "killed_by_signal", "Rank 1 was killed by signal 11 (SIGSEGV) at step 30 in forward 2.")
+    said = "with another layout or device: its own process crashed; the end of its log has its stacks."
+    assert verdict(run).fix == f"Clone it {said}"
+
+
 def test_a_rank_that_ended_well_is_in_no_operation_and_behind_the_last_step(reader: Client, alice: Any) -> None:
     """Whatever place the last heartbeat of a short run reported."""
     run = factory.finished(alice, {"pp": 2})

@@ -122,6 +122,44 @@ def test_a_run_that_is_killed_again_and_again_rests_longer_each_time(
         attempt = states.place(Run.objects.get(pk=run.pk), NODES, worker)
 
 
+SEGFAULT = "Rank 0 was killed by signal 11 (SIGSEGV) at step 12 in forward 3 of stage 1."
+
+
+@pytest.mark.parametrize(
+    ("then", "tried_again"),
+    [
+        (SEGFAULT, False),
+        (SEGFAULT.replace("Rank 0", "Rank 1").replace("forward", "backward"), False),
+        (SEGFAULT.replace("step 12", "step 13"), True),
+        (SEGFAULT.replace("11 (SIGSEGV)", "6 (SIGABRT)"), True),
+        (SEGFAULT.replace("11 (SIGSEGV)", "9 (SIGKILL)"), True),
+    ],
+)
+def test_a_run_that_crashes_twice_in_a_row_at_the_same_step_is_not_tried_again(
+    run: Run, attempt: Attempt, worker: Worker, then: str, tried_again: bool
+) -> None:
+    """Once it is: a driver may have crashed."""
+    Run.objects.filter(pk=run.pk).update(retries_left=9)
+    states.finish(attempt, "failed", "killed_by_signal", SEGFAULT)
+    assert state_of(run) == State.QUEUED
+    attempt = states.place(Run.objects.get(pk=run.pk), NODES, worker)
+    states.finish(attempt, "failed", "killed_by_signal", then)
+    run.refresh_from_db()
+    assert (run.state, run.retries_left) == ((State.QUEUED, 7) if tried_again else (State.FAILED, 8))
+    said = "The attempt before ended in the same way at the same step, so it is not tried again."
+    assert (f"{then} {said}" == run.detail) is not tried_again
+
+
+def test_a_run_that_is_killed_from_outside_is_tried_again_as_often_as_it_was_told(
+    run: Run, attempt: Attempt, worker: Worker
+) -> None:
+    Run.objects.filter(pk=run.pk).update(retries_left=9)
+    for left in (8, 7, 6):
+        states.finish(attempt, "failed", "killed_by_signal", "Rank 0 was killed by signal 9 (SIGKILL) at step 12.")
+        assert Run.objects.get(pk=run.pk).retries_left == left
+        attempt = states.place(Run.objects.get(pk=run.pk), NODES, worker)
+
+
 def test_a_run_that_is_queued_again_keeps_its_place(run: Run, attempt: Attempt, worker: Worker) -> None:
     queued_at = run.queued_at
     states.finish(attempt, "interrupted")
