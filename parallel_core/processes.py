@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 LINUX = sys.platform.startswith("linux")
@@ -26,7 +27,7 @@ EXIT_MEMORY = 3
 """Exit code of a search, or of the reader of a trace, that ran out of memory."""
 
 Recorded = tuple[int, int]
-"""(pid, start_ticks): identifies a process uniquely within one boot of the host."""
+"""(pid, start_ticks): identifies a process uniquely within one `boot`."""
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -35,6 +36,17 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+@cache
+def boot() -> str:
+    """Identifies what pids here are counted in: this boot of the host, and the container; '' where that is not
+    available."""
+    try:
+        began = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{began}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def start_ticks(pid: int) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parallel_core.atomic_file import write_text
-from parallel_core.processes import Recorded
+from parallel_core.processes import Recorded, boot
 from workers.contract import AttemptBody, StartMessage
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ Stop = Literal["", "cancelled", "ended", "interrupted", "fenced", "no_progress",
 @dataclass
 class Meta:
     """The content of meta.json. `processes` = rank -> its process, for ranks that were started; `stopped_as` = how it
-    ends because of `stop` (fields of ending.Ending)."""
+    ends because of `stop` (fields of ending.Ending); `boot` = in which its processes were started."""
 
     message: StartMessage | None = None
     ranks: list[int] = field(default_factory=list)
@@ -45,6 +45,7 @@ class Meta:
     stop: Stop = ""
     end: AttemptBody | None = None
     stopped_as: dict[str, Any] = field(default_factory=dict)
+    boot: str = field(default_factory=boot)
 
 
 class Folder:
@@ -76,9 +77,12 @@ class Folder:
             log.error("attempt %d: its state cannot be stored: %s", self.attempt, error)
 
     def load(self) -> Meta:
-        """What was saved; an empty Meta if the worker died between the claim and the first save."""
+        """What was saved; an empty Meta if the worker died between the claim and the first save. Without processes of
+        an earlier boot: they are gone, and others may have their pids."""
         raw = read_json(self.path / "meta.json")
         processes = {int(rank): (pair[0], pair[1]) for rank, pair in raw.get("processes", {}).items()}
+        if raw.get("boot", boot()) != boot():
+            processes = {}
         rest = (raw.get("stop", ""), raw.get("end"), raw.get("stopped_as", {}))
         return Meta(raw.get("message"), raw.get("ranks", []), processes, *rest)
 

@@ -14,7 +14,8 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+
+from parallel_core.processes import boot
 
 SWITCH = "TRAINYARD_SHARED_MEMORY"
 """Environment variable: 0 turns shared memory off for all ranks of a run."""
@@ -119,7 +120,4 @@ def open_file(where: str, length: int) -> mmap.mmap | None:
 
 def _host() -> str:
     """Identifies this boot of this machine and its pid namespace: containers of one machine have their own."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{os.environ.get(NODE, '')}"
-    return "unknown"
+    return f"{boot() or 'unknown'}/{os.environ.get(NODE, '')}"

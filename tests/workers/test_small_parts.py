@@ -14,8 +14,10 @@ import pytest
 
 from parallel_core.checkpoint.folder import saving
 from parallel_core.known_fields import later
+from parallel_core.processes import start_ticks
 from tests.workers.harness import tiny
 from workers import checkpoints, devices
+from workers import folder as folders
 from workers.address import Address, own_address
 from workers.calibration import Calibration
 from workers.contract import START_LIMIT_S, AttemptBody, task_of
@@ -81,6 +83,16 @@ def test_a_folder_remembers(tmp_path: Path) -> None:
     meta = Meta(None, [0, 1], {0: (10, 20), 1: (11, 21)}, "cancelled", end, {"outcome": "cancelled"})
     folder.save(meta)
     assert Folder(folder.path).load() == meta
+
+
+def test_processes_of_an_earlier_boot_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their pids, and even their start times, may be those of others by now."""
+    claimed = Folder.claim(tmp_path, 4)
+    assert claimed
+    claimed.save(Meta(None, [0], {0: (os.getpid(), start_ticks(os.getpid()))}))
+    assert list(claimed.load().processes) == [0]
+    monkeypatch.setattr(folders, "boot", lambda: "the next one")
+    assert claimed.load() == Meta(None, [0])
 
 
 def test_a_settled_folder_is_only_a_claim(tmp_path: Path) -> None:
