@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploadedFile
+from django.db import OperationalError, transaction
 from django.test import Client
 from pydantic import ValidationError
 
@@ -147,6 +148,40 @@ def test_a_text_goes_with_its_file_and_may_come_back(folder: Path, tale: Corpus,
     assert not Corpus.objects.exists() and list(folder.iterdir()) == []
     corpora.store(owner=alice, upload=SimpleUploadedFile("tale.txt", b"once upon a time " * 100))
     assert [path.name for path in folder.iterdir()] == [tale.sha256]
+
+
+def test_a_text_that_could_not_be_deleted_keeps_its_file(
+    folder: Path, tale: Corpus, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the database goes away, or its disk is full, before the deletion is committed."""
+
+    @contextmanager
+    def uncommitted() -> Iterator[None]:
+        with atomic():
+            yield
+            raise OperationalError("disk I/O error")
+
+    atomic = transaction.atomic
+    monkeypatch.setattr(corpora.transaction, "atomic", uncommitted)
+    with pytest.raises(OperationalError):
+        corpora.delete(corpus=tale, user=alice)
+    assert Corpus.objects.get() == tale
+    assert [path.name for path in folder.iterdir()] == [tale.sha256]
+
+
+def test_a_text_that_is_uploaded_while_it_is_deleted_has_its_file(
+    folder: Path, tale: Corpus, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whatever moment of the deletion after its commit: its row is there again, so the file stays."""
+
+    def uploaded(path: Path, to: Path) -> Path:
+        monkeypatch.undo()
+        Corpus.objects.create(sha256=tale.sha256, name=tale.name, size=tale.size, owner=alice)
+        return path.replace(to)
+
+    monkeypatch.setattr(corpora.Path, "replace", uploaded)
+    corpora.delete(corpus=tale, user=alice)
+    assert Corpus.objects.count() == 1 and [path.name for path in folder.iterdir()] == [tale.sha256]
 
 
 def test_workers_are_told_to_drop_their_copies_until_it_is_uploaded_again(

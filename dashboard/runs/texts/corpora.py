@@ -96,7 +96,20 @@ def delete(*, corpus: Corpus, user: Any) -> None:
             raise Invalid({"corpus": why})
         deletions.note(user, corpus)
         corpus.delete()
-        default_storage.delete(storage_name(corpus.sha256))  # before the commit: an upload after it finds neither
+    _drop_file(corpus.sha256)  # only then: a text that stays because the commit fails has its file
+
+
+def _drop_file(sha256: str) -> None:
+    """Deletes the file of a text without a row. It gets another name first, so that an upload of the same text, which
+    looks for the file once more when it has its row, either finds none, or is seen here, and the file is put back."""
+    path = Path(default_storage.path(storage_name(sha256)))
+    aside = path.with_name(f"{PART}{secrets.token_hex(8)}")
+    with contextlib.suppress(OSError):
+        path.replace(aside)
+        if Corpus.objects.filter(sha256=sha256).exists() and not path.exists():
+            aside.replace(path)
+        else:
+            aside.unlink()
 
 
 def _keep(upload: UploadedFile, sha256: str, size: int) -> None:
