@@ -37,7 +37,8 @@ from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.suspects import UNREACHABLE, Suspects
 from dashboard.control.wire import Entry, Reader
 from dashboard.deadlocks import is_deadlock
-from dashboard.fleet.listening import STAMP_EVERY_S, note_deaf, stamp
+from dashboard.disk_full import is_disk_full
+from dashboard.fleet.listening import STAMP_EVERY_S, note_deaf, note_full, note_reading, stamp
 from dashboard.fleet.selectors import RETURNS_S, reporting
 from dashboard.live.announce import publish
 from dashboard.runs.models import Attempt
@@ -142,6 +143,7 @@ class Controller:
             self._news |= self._leisure.turn()
         else:
             self._listened_at = None  # a backlog: silence does not count until it is read
+            self._every("reading", STAMP_EVERY_S, note_reading)
         if self._away:
             log.warning("the broker and the database answer again")
             self._away = ""
@@ -177,6 +179,9 @@ class Controller:
                 self._every("deaf", STAMP_EVERY_S, lambda: note_deaf(one_line(error)))
         else:
             connection.close()
+        if is_disk_full(error):
+            with suppress(redis.RedisError):
+                self._every("full", STAMP_EVERY_S, lambda: note_full(self._redis))
         self._stopping.wait(RETRY_S)
 
     def _store(self, entries: list[Entry]) -> list[Ingest]:

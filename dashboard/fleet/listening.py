@@ -7,12 +7,14 @@ silent they were when it last listened.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import redis
 from django.conf import settings
 from django.utils import timezone
 
@@ -20,6 +22,7 @@ from dashboard.ages import span
 from dashboard.fleet.models import ControllerState, Yard
 from dashboard.one_look import read_once
 from workers.contract import HEARTBEAT_S
+from workers.wire import connect
 
 STAMP_EVERY_S = HEARTBEAT_S
 LEAST_FREE = 1 << 20
@@ -27,6 +30,13 @@ LEAST_FREE = 1 << 20
 FULL = "The disk of the database is full: nothing is placed or recorded until some of it is free; training goes on."
 HEAR = "hear the workers"
 """What it fails at while Redis is away, or takes nothing because its disk is full."""
+READ = "place or end anything before it has read what workers sent meanwhile"
+"""What it cannot do yet, after it was away or Redis was."""
+FULL_NOW = "trainyard:yard:full"
+"""Key in Redis that is there while a PostgreSQL finds no room for what the controller writes."""
+KNOWN_S = 15
+"""For how long the key stays, and what is being read counts as such, after it was last said."""
+ANSWER_LIMIT_S = 0.5
 AWAY_S = 10.0
 """Age in seconds of the stamp above which the controller is away: some turns of it may take a few seconds."""
 
@@ -41,6 +51,17 @@ def stamp(failing: Sequence[dict[str, Any]]) -> None:
 def note_deaf(error: str) -> None:
     """Notes, for the controller, that Redis fails it with this error; until the next `stamp`."""
     ControllerState.objects.filter(pk=1).update(failing=[{"what": HEAR, "error": error}])
+
+
+def note_reading() -> None:
+    """Notes, for the controller, that it reads what workers sent while nobody listened; until the next `stamp`."""
+    ControllerState.objects.filter(pk=1).update(failing=[{"what": READ, "at": time.time()}])
+
+
+def note_full(client: redis.Redis) -> None:
+    """Notes, for the controller, that the disk of the database is full, where that is not seen from here. Raises
+    redis.RedisError."""
+    client.set(FULL_NOW, 1, ex=KNOWN_S)
 
 
 @read_once
@@ -66,19 +87,35 @@ def away_sentence() -> str:
     rest = "nothing is placed or recorded until it is back; training goes on."
     if disk_is_full():
         return FULL
+    if is_reading():
+        sent = f"The controller is reading what workers sent in the last {span(seconds)}, when nobody listened"
+        return f"{sent}: nothing is placed or ended until it has; training goes on."
     if error := deaf():
         return f"Redis has failed the controller for {span(seconds)} ({error}): {rest}"
     return f"The controller has not been heard for {span(seconds)}: {rest}"
 
 
+@read_once
 def disk_is_full() -> bool:
-    """Whether it is away because its stamp finds no room; known only of a database in a file of this host."""
+    """Whether it is away because its stamp finds no room: seen of a database in a file of this host, else said by the
+    controller."""
     database = settings.DATABASES["default"]
     if not database["ENGINE"].endswith("sqlite3"):
-        return False
+        return not deaf() and _is_said_full()
     with suppress(OSError):
         return shutil.disk_usage(Path(database["NAME"]).parent).free < LEAST_FREE
     return False
+
+
+def _is_said_full() -> bool:
+    with suppress(redis.RedisError):
+        return bool(connect(settings.REDIS_URL, ANSWER_LIMIT_S).exists(FULL_NOW))
+    return False
+
+
+def is_reading() -> bool:
+    """Whether it reads what workers sent while nobody listened."""
+    return any(one["what"] == READ and abs(time.time() - one["at"]) < KNOWN_S for one in _failing())
 
 
 def deaf() -> str:
@@ -112,5 +149,5 @@ def failing_sentences() -> list[str]:
         f"The controller cannot {one['what']}, {one['times']} times since {one['since']} UTC: "
         f"{one['error'].rstrip('.')}. Its log has the whole error; all else goes on."
         for one in _failing()
-        if one["what"] != HEAR
+        if one["what"] not in (HEAR, READ)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 import redis
 from django.core.management import CommandError, call_command
+from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
+from psycopg.errors import DiskFull
 
 from dashboard.control import controller as loop
 from dashboard.control.controller import Controller
@@ -211,6 +214,47 @@ def test_a_broker_that_takes_nothing_is_said_and_not_the_controller_blamed(
     assert everyone_waiting()[run.pk].sentence == f"Waits for Redis, which has {why}."
     controller.turn()
     assert "Redis has" not in fleet(member) and "Redis" not in everyone_waiting()[run.pk].sentence
+
+
+def test_after_an_outage_the_backlog_is_said_and_not_the_broker_blamed(
+    peer: Peer, controller: Controller, alice: Any, member: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "STAMP_EVERY_S", 0.0)
+    controller.turn()
+    run = submit(alice)
+    controller._recover(redis.ConnectionError("Connection refused"))
+    ControllerState.objects.update(listened_at=timezone.now() - timedelta(minutes=40))
+    assert "Redis has failed the controller for 40 min" in fleet(member)
+    monkeypatch.setattr("dashboard.control.wire.READ_COUNT", 1)
+    peer.beat()
+    controller.turn()
+    said = fleet(member)
+    assert "Redis has failed" not in said
+    assert "The controller is reading what workers sent in the last 40 min, when nobody listened: nothing is" in said
+    waits = "Waits until the controller has read what workers sent in the last 40 min."
+    assert everyone_waiting()[run.pk].sentence == waits
+    later = time.time() + listening.KNOWN_S
+    with monkeypatch.context() as patch:
+        patch.setattr(listening.time, "time", lambda: later)
+        assert "The controller has not been heard for 40 min" in fleet(member), "it was killed meanwhile"
+    controller.turn()
+    assert "The controller is reading" not in fleet(member)
+
+
+def test_a_full_disk_of_postgresql_is_said_and_not_the_controller_blamed(
+    away: Worker, controller: Controller, member: Client, alice: Any, monkeypatch: pytest.MonkeyPatch, redis_url: str
+) -> None:
+    run = factory.queued(alice)
+    elsewhere = {"ENGINE": "django.db.backends.postgresql", "NAME": "yard"}
+    monkeypatch.setattr(listening, "settings", SimpleNamespace(DATABASES={"default": elsewhere}, REDIS_URL=redis_url))
+    controller._recover(OperationalError("server closed the connection unexpectedly"))
+    assert "The controller has not been heard for 40 min" in fleet(member)
+    error = OperationalError("could not extend file: No space left on device")
+    error.__cause__ = DiskFull()
+    controller._recover(error)
+    assert "The disk of the database is full: nothing is placed or recorded until" in fleet(member)
+    assert "controller has not been heard" not in fleet(member)
+    assert everyone_waiting()[run.pk].sentence == "Waits until the disk of the database, which is full, has room."
 
 
 def test_what_fails_is_noted_as_text_that_every_database_takes() -> None:

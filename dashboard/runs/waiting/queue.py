@@ -11,7 +11,7 @@ from dashboard.ages import clock, span
 from dashboard.control.finding import UNTAKEN, Wait
 from dashboard.control.hosts import NOBODY, Host, Request
 from dashboard.control.placement import plan
-from dashboard.fleet.listening import away_for, deaf, disk_is_full, refused_sentence
+from dashboard.fleet.listening import away_for, deaf, disk_is_full, is_reading, refused_sentence
 from dashboard.fleet.selectors import FleetSnapshot, hosts
 from dashboard.fleet.words import apart_text
 from dashboard.runs.models import Attempt, Run, State
@@ -109,6 +109,8 @@ def _for_controller() -> str:
         return ""
     if disk_is_full():
         return "Waits until the disk of the database, which is full, has room."
+    if is_reading():
+        return f"Waits until the controller has read what workers sent in the last {span(seconds)}."
     if error := deaf():
         return f"Waits for Redis, which has failed the controller for {span(seconds)} ({error})."
     return f"Waits for the controller, which has not been heard for {span(seconds)}."
