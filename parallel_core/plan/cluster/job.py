@@ -17,7 +17,7 @@ class Software:
     - `flash`: attention without its s x s matrices (Dao et al. 2022)
     - `fused_gradients`: weight gradients are accumulated inside the matrix product
     - `overlap_tp`: tensor-parallel collectives of the backward overlap with weight gradients
-    - `overlap_pp`: messages between stages overlap with compute where a rank has several chunks
+    - `overlap_pp`: messages between stages overlap with compute where the schedule leaves time (`messages`)
     - `overlap_dp`: the gradient reduction overlaps with the last backward
     """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parallel_core.plan.cluster import memory, work
+from parallel_core.plan.cluster import memory, messages, work
 from parallel_core.plan.cluster.efficiency import Efficiency, Machine, fitted
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
@@ -69,14 +69,15 @@ def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None =
     last = np.where(inner * layer.total >= (inner - short) * layer.total + head.total, 0.0, 1.0)
     layers = inner - last * short
     bubble = _bubble(plans, m, layer, head, (inner, short, last))
-    messages = _messages(job, plans, machine, m)
+    longest = layers * layer.total + last * head.total
+    sent = messages.exposed(job, plans, machine, m, _split(layer, inner), longest)
     gradients, offload, optimizer = _update(job, plans, machine, layers * (layer.inputs + layer.weights))
     return Step(
         m * (layers * layer.compute + last * head.compute),
         m * layers * layer.recompute,
         m * (layers * layer.collectives + last * head.collectives),
         bubble,
-        messages,
+        sent,
         gradients,
         optimizer,
         offload,
@@ -120,21 +121,6 @@ def _differences(
     counted = np.ones_like(last) if vee else last
     longer = [a - b for a, b in zip(_split(head, counted), _split(layer, counted * short), strict=True)]
     return [longer, _split(layer, short / 2)] if vee else [longer]
-
-
-def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:
-    """Exposed seconds of an activation and a gradient for every chunk and micro-batch: each waits for the slowest hop,
-    and the first and last one for all hops. Each tensor rank sends its part, which is then all-gathered inside the host
-    unless the sequence stays split (Narayanan et al. 2021b, 4.1)."""
-    boundary = job.model.seq * plans.micro_batch * job.model.hidden * plans.element
-    inside, between = (machine.message(boundary / plans.tp, local) for local in (True, False))
-    whole = machine.ring(boundary, plans.tp, np.ones_like(plans.tp), halves=1.0)
-    hidden = job.software.overlap_pp & (plans.chunks > 1)
-    times = np.where(hidden, machine.efficiency.beside, 1.0) * m * plans.chunks
-    far = machine.cluster.hops_between_hosts(plans.dp * plans.tp, plans.pp)
-    sent = times * np.where(far > 0, between, inside) + far * between + (plans.pp - 1 - far) * inside
-    gathered = np.where(plans.sequence_parallel, 0.0, (times + plans.pp - 1) * whole)
-    return np.where(plans.pp > 1, 2 * (sent + gathered), 0.0)
 
 
 def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple[Floats, Floats, Floats]:
