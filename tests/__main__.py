@@ -99,10 +99,11 @@ def suite(wanted: str, full: bool = False) -> list[Step]:
     kills = part("kills and PostgreSQL", KILLS)
     return [
         *([part("pairs of features", [PAIRS]), kills] if full else []),
-        part("more of the engine", engine[1::2]),
+        part("the engine", engine[::3]),
         part("browser", [BROWSER]),
-        part("the engine", engine[::2]),
+        part("more of the engine", engine[1::3]),
         *([] if full else [kills]),
+        part("still more of the engine", engine[2::3]),
         part("more pages", pages[1::3]),
         part("the others", elsewhere),
         part("workers", files(WORKERS)),
