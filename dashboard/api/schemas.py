@@ -171,7 +171,7 @@ class RunOut(Schema):
     )
     tokens_per_s: float | None = Field(
         description="of all devices at the median step; until it has ended, in the newest step. Images or positions "
-        "where the speed of its model counts these"
+        "where the speed of its model counts these. Of a run that has generated text, all its tokens over its time"
     )
     memory_peak_bytes: int | None = Field(description="measured on the rank that held most")
     created_at: datetime

@@ -56,13 +56,22 @@ def store_summary(pk: int) -> None:
     changes: dict[str, Any] = {"summary": summary}
     if summary["timed"]:
         changes["step_time"] = summary["timed"]["median"]
-    if rate := (summary.get("meters") or {}).get("tokens_per_s"):
-        changes["tokens_per_s"] = rate  # at the median step, as the step time is
+    if rate := _rate(summary):
+        changes["tokens_per_s"] = rate
     with transaction.atomic():  # a summary that is there is not computed again to settle the prediction
         Run.objects.filter(pk=pk).update(**changes)
         if not run.task:
             _settle(run, summary)
         announce(pk, run.study_id, "summary")
+
+
+def _rate(summary: Mapping[str, Any]) -> float | None:
+    """Tokens a second at the median step, as the step time is; of a text, all its tokens over its time."""
+    if made := summary.get("generation"):
+        overall: float | None = made["overall_tokens_per_s"]
+        return overall
+    rate: float | None = (summary.get("meters") or {}).get("tokens_per_s")
+    return rate
 
 
 def _settle(run: Run, summary: Mapping[str, Any]) -> None:

@@ -231,4 +231,5 @@ def test_the_api_shows_it_like_any_other_study(client: Client, study: Study, ali
     one = client.get(f"/api/v1/runs/{study.baseline_id}", headers=bearer(alice, Scope.READ)).json()["data"]
     assert one["summary"]["generation"]["tokens_per_s"] == pytest.approx(1000)
     assert one["summary"]["generation"]["overall_tokens_per_s"] == pytest.approx(16 / 24e-3)
+    assert one["tokens_per_s"] == pytest.approx(16 / 24e-3), "as the list of runs shows it"
     assert one["summary"]["memory"]["peak_total"] == 9 * MIB
