@@ -26,9 +26,9 @@ MAX_CHARACTERS = 44
 """Length of a status in the figure; the table has all of it."""
 NARROW = 1.25
 """Factor by which the axis is longer on a phone, because text takes more of it."""
-GAP, WORD, DIAMOND = 0.02, 0.15, 0.04
-"""As parts of the furthest mark: the space before a ratio in words, that which it takes, and half of a diamond, which
-has the same pixels on a phone's axis of some 200."""
+GAP, NARROW_GAP, WORD, DIAMOND = 0.02, 0.045, 0.15, 0.04
+"""As parts of the furthest mark: the space before a ratio in words, on a phone, too, that which it takes, and half of a
+diamond, which has the same pixels on a phone's axis of some 200."""
 NONE_COMPARED = "No speed is compared here."
 COLUMNS = ("speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
 AT_PACE = "at the baseline's pace"
@@ -188,16 +188,21 @@ def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
         "text": [words for _, _, words in said],
         "textposition": "middle right",
         "textfont": {"color": var("ink"), "size": 12},
-        "meta": {"narrow": {"text": [_words_of(entry, narrow=True) for entry in entries]}},
+        "meta": {
+            "narrow": {
+                "text": [_words_of(entry, narrow=True) for entry in entries],
+                "x": [_text_start(entry, reach, NARROW_GAP) for _, entry, _ in said],
+            }
+        },
         "hoverinfo": "skip",
         "cliponaxis": False,
     }
 
 
-def _text_start(entry: Entry, reach: float) -> float:
+def _text_start(entry: Entry, reach: float, least: float = GAP) -> float:
     """Where the text of a row begins: after everything drawn in it, or after its bar if there is room before the
     ideal's tick; and never across the baseline's line."""
-    gap = GAP * reach
+    gap = least * reach
     if not entry.speed:
         return gap
     measured = max(_end(entry.speed), entry.at_pace + DIAMOND * reach if entry.at_pace else 0)

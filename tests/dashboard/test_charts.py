@@ -339,6 +339,8 @@ def test_words_of_a_row_do_not_stand_across_a_line() -> None:
     far = replace(entry("DP", 60, 1.2), ideal=2.0)
     words = next(t for t in speedup.chart([far], "t", "s").figure["data"] if t.get("mode") == "text")
     assert far.speed and far.speed.high < words["x"][0] < 1.7, "next to the bar, not next to the ideal speed"
+    wide, phone = (at[0] - far.speed.high for at in (words["x"], words["meta"]["narrow"]["x"]))
+    assert phone > 2 * wide, "on the few pixels of a phone's axis it would touch the whisker"
     gib = 1 << 30
     made = plan_charts.memory(
         [("near", {"params": 73.0 * gib}), ("far", {"params": 20.0 * gib})], [78.0 * gib] * 2, "t"
