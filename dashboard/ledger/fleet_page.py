@@ -29,10 +29,12 @@ from parallel_core.analysis.quantities import (
     count_text,
     listed_text,
     plural_text,
+    ratio_text,
     seconds_text,
     significant,
     slower_text,
 )
+from parallel_core.analysis.stats import MOST_OF_IDEAL
 from parallel_core.outline import outline_of
 from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.plan.room import FRAMEWORK, Room
@@ -153,7 +155,20 @@ class FleetPage:
         alone = next((split for split in able if split.devices == 1), best)
         gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone != best else ""
         memory = f"Least memory: {least.name}, {bytes_text(least.memory)} with {named(self._optimizer)}."
-        return [first + gain, memory, *self._normed()]
+        return [first + gain, *self._doubted(alone), memory, *self._normed()]
+
+    def _doubted(self, alone: FeasibleSplit) -> list[str]:
+        """That a split is faster than its devices can make it, as by a profile that other processes disturbed."""
+        if alone.devices > 1:
+            return []
+        gains = [(alone.seconds / split.seconds / split.devices, split) for split in self.found.able]
+        share, split = max(gains, key=lambda one: one[0])
+        if share <= MOST_OF_IDEAL:
+            return []
+        return [
+            f"{ratio_text(share * split.devices)} on {plural_text(split.devices, 'device')}, as predicted for "
+            f"{split.name}, is more than devices give: doubt the profile, and measure it again while nothing else runs."
+        ]
 
     def _normed(self) -> list[str]:
         """That times alone do not decide between splits with other numbers of micro-batches, where these decide what a

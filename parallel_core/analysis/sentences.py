@@ -24,7 +24,7 @@ from parallel_core.analysis.quantities import (
     plural_text,
     ratio_text,
 )
-from parallel_core.analysis.stats import Speedup, Stats, speedup
+from parallel_core.analysis.stats import MOST_OF_IDEAL, Speedup, Stats, speedup
 
 NONE_FINISHED = "0 runs have finished."
 """Title of a chart of finished runs; a running one may have traced and metered steps, which its own page shows."""
@@ -244,7 +244,9 @@ def _times(gain: Speedup) -> str:
 def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
     if not baseline.ideal or not result.ideal or result.ideal == baseline.ideal:
         return ""  # of equal ideals the percentage only repeats the ratio
-    return f" ({percent_text(gain.ratio * baseline.ideal / result.ideal)} of ideal)"
+    share = gain.ratio * baseline.ideal / result.ideal
+    doubt = ", more than devices give: doubt it" if share > MOST_OF_IDEAL else ""
+    return f" ({percent_text(share)} of ideal{doubt})"
 
 
 def _rivals(results: Sequence[Result], first: Result, baseline: Result) -> list[str]:

@@ -29,3 +29,16 @@ def test_times_alone_do_not_decide_what_batch_norms_see(
     ]
     assert f"Its 53 batch norms see one micro-batch at a time: {NORMED}." in said[0]
     assert "2 micro-batches" in said[1] and NORMED not in said[1]
+
+
+def test_a_gain_that_devices_cannot_give_is_doubted(member: Client, worker: Worker, profile: Profile) -> None:
+    """As by a profile whose single device others disturbed: it was told as any other."""
+    page = answered(member, f"/partition/fleet/?profile={profile.pk}&devices=2").context["page"]
+    alone, pair = (next(one for one in page.found.able if one.devices == count) for count in (1, 2))
+    for gain, doubted in ((2.1, False), (4.8, True)):
+        fast = pair.model_copy(update={"seconds": alone.seconds / gain, "name": "TP 2"})
+        page.found = page.found.model_copy(update={"able": (fast, alone)})
+        assert (
+            any("2 devices, as predicted for TP 2, is more than devices give" in s for s in page.sentences()) == doubted
+        )
+    assert page.sentences()[1].startswith("4.80x on 2 devices, ")

@@ -186,6 +186,11 @@ def test_a_narrow_spread_is_one_number() -> None:
     )
 
 
+def test_a_gain_that_devices_cannot_give_is_doubted() -> None:
+    for ms, said in ((45, "(111 % of ideal)"), (20, "(250 % of ideal, more than devices give: doubt it)")):
+        assert said in sentences.fastest([SINGLE, replace(DP, step=stats(ms / 1e3))], SINGLE)
+
+
 def test_why_one_is_fastest_and_one_is_slowest_is_said() -> None:
     alone = replace(DP, devices=1)
     untraced = replace(SINGLE, breakdown=None)
