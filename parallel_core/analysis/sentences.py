@@ -245,6 +245,8 @@ def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
     if not baseline.ideal or not result.ideal or result.ideal == baseline.ideal:
         return ""  # of equal ideals the percentage only repeats the ratio
     share = gain.ratio * baseline.ideal / result.ideal
+    if share > 1 and baseline.devices > 1:
+        return ""  # more than all only says that the baseline falls short of its own ideal
     doubt = ", more than devices give: doubt it" if share > MOST_OF_IDEAL else ""
     return f" ({percent_text(share)} of ideal{doubt})"
 
