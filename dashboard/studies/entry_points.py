@@ -41,7 +41,7 @@ ENTRY_POINTS = (
     ),
     EntryPoint(
         "Why did scaling get worse, or the loss diverge?",
-        "Scenarios that break: one click runs before, broken and proof, and names the cause.",
+        "Scenarios that break, run here: before, broken and proof, with the cause by name.",
         "plans:scenarios",
         "#breakages",
     ),

@@ -11,8 +11,8 @@ LEAST = 5
 """The fewest values of either side from which a difference counts. Of two samples of one normal distribution, whiskers
 of 1, 2, 3, 4 and 5 values each are apart in 100, 41, 16, 5 and 2 % of all cases."""
 
-MOST_OF_IDEAL = 1.25
-"""A larger share of the ideal speedup is doubted: smaller parts that fit into caches give some percent, not so much."""
+MOST_OF_IDEAL = 1.1
+"""A larger share of the ideal speedup is doubted: that smaller parts fit into caches gives some percent."""
 
 
 @dataclass(frozen=True, slots=True)
