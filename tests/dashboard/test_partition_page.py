@@ -361,6 +361,19 @@ def test_who_may_only_look_is_led_to_no_form_that_refuses(member: Client, reader
         assert "/runs/new/" in to_members or "planner" in address, address
 
 
+def test_who_may_only_look_is_told_to_do_nothing(reader: Client, member: Client, profile: Profile) -> None:
+    """A viewer was told to launch plans and to choose a worker, and read "for members" in each row."""
+    address = "/partition/fleet/?devices=1"
+    assert plain(answered(member, address).content.decode()).count("Launch any of them") == 1
+    seen = plain(reader.get(address).content.decode())
+    assert "Fastest splits" in seen and "for members" not in seen and "Launch" not in seen
+    assert "Profile another model" not in reader.get("/partition/").content.decode()
+    Profile.objects.all().delete()
+    assert "Choose a worker" not in reader.get("/partition/").content.decode()
+    assert "a member of the yard profiles a model first" in reader.get("/partition/fleet/").content.decode()
+    assert 'href="/partition/">profile a model' in member.get("/partition/fleet/").content.decode()
+
+
 def test_plans_count_the_states_of_the_chosen_optimizer(member: Client, profile: Profile) -> None:
     """AdamW's unless another is chosen, whatever the run trained with whose spec was profiled."""
     profile.spec = with_optimizer(profile.spec, "plain-sgd")
