@@ -87,6 +87,8 @@ def _planned(form: PlannerForm) -> dict[str, Any]:
         "query": planner_page.address(form),
         "legend": LEGEND,
     }
+    if judged and judged.fix and not judged.fits:
+        context["fixed"] = planner_page.address(form, plan=judged.fix.plan.label())
     if judged and judged.seconds:
         flags, missing = arguments.megatron(*made.setup, judged.plan)
         launcher = arguments.torchrun(made.setup.cluster, judged.plan)
