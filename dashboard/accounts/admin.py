@@ -12,7 +12,7 @@ from django.db.models import ManyToManyField, QuerySet
 from django.forms import CheckboxSelectMultiple
 from django.http import HttpRequest
 
-from dashboard.accounts.admin_mixins import is_staff
+from dashboard.accounts.admin_mixins import KnownRowsMixin, is_staff
 from dashboard.accounts.roles import MEMBERS, make_member, role_of
 from dashboard.accounts.throttling import ThrottledAdminSignIn
 from parallel_core.analysis.quantities import listed_text
@@ -31,7 +31,7 @@ ROLES = (
 
 
 @admin.register(User)
-class YardUserAdmin(UserAdmin):
+class YardUserAdmin(KnownRowsMixin, UserAdmin):
     """Django's user admin, with the role in the list, and in both forms instead of Django's permissions, which have no
     use here. A password is the only way to sign in, so a new account cannot be made without one."""
 

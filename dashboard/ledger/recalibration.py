@@ -22,6 +22,7 @@ from dashboard.accounts.roles import may_change
 from dashboard.fields import Form
 from dashboard.ledger import selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
+from dashboard.numbers import number
 from parallel_core.analysis.quantities import ratio_text, sentence_text
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.recalibrate import errors, factor_of, scaled
@@ -57,10 +58,20 @@ def among(rows: Sequence[Prediction]) -> set[int]:
     return set(eligible().filter(pk__in=[row.pk for row in rows]).values_list("pk", flat=True))
 
 
+class _Marked(forms.ModelMultipleChoiceField):
+    """Rows by their numbers, none of which is more than the database can compare."""
+
+    def clean(self, value: Any) -> Any:
+        for key in value or ():
+            if number(key) is None:
+                raise forms.ValidationError(self.error_messages["invalid_choice"], code="invalid_choice")
+        return super().clean(value)
+
+
 class RecalibrationForm(Form):
     """The runs to which the table is fitted; all were predicted from one profile."""
 
-    fit = forms.ModelMultipleChoiceField(
+    fit = _Marked(
         Prediction.objects.none(),
         label="Runs",
         error_messages={

@@ -277,6 +277,19 @@ def test_an_account_that_has_made_something_is_not_deleted_and_the_page_says_wha
     assert not User.objects.filter(pk=alice.pk).exists()
 
 
+@pytest.mark.parametrize("marked", ["x", "9" * 30, "\x00"])
+def test_marks_in_the_admin_that_are_no_rows_are_a_bad_request(client: Client, admin: Any, marked: str) -> None:
+    client.force_login(admin)
+    for listed, action in (("auth/user", "make_members"), ("auth/user", "delete_selected"), ("fleet/worker", "drain")):
+        assert client.post(f"/admin/{listed}/", {"action": action, "_selected_action": marked}).status_code == 400
+
+
+def test_bytes_are_no_filter_of_the_admin(client: Client, admin: Any) -> None:
+    client.force_login(admin)
+    assert client.get("/admin/runs/deadletter/?data__exact=1").status_code == 400
+    assert client.get("/admin/runs/deadletter/?rank__exact=1").status_code == 200
+
+
 def test_the_admin_is_for_staff(client: Client, alice: Any) -> None:
     client.force_login(alice)
     assert client.get("/admin/auth/user/").status_code == 302

@@ -75,6 +75,11 @@ def test_marked_runs_recalibrate_and_the_others_are_held_out(member: Client, ali
     assert "on yard-a, recalibrated 1.50x:" in text and "3 runs held out" in text
 
 
+@pytest.mark.parametrize("marked", ["x", "9" * 30, "\x00", "-1"])
+def test_a_mark_that_is_no_run_is_refused(member: Client, marked: str) -> None:
+    assert "A marked run cannot be used" in _said(member.post("/partition/recalibrate", {"fit": marked}))
+
+
 def test_a_table_that_is_recalibrated_again_is_told_against_the_profile(member: Client, alice: Any) -> None:
     """Both times the runs took 1.5 times what was predicted for them."""
     profile = _profiled(alice)
