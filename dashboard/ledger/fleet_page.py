@@ -148,8 +148,8 @@ class FleetPage:
         if not able:
             return [f"0 of {plural_text(self.found.tried, 'split')} can run here."]
         best, least = able[0], min(able, key=lambda split: split.memory)
-        orders = sum(split.found for split in able)
-        others = f" and {plural_text(orders, 'order')} searched for" if orders else ""
+        found = sum(split.found for split in able)
+        others = f", and of {found} whose cuts or order were searched for" if found else ""
         fastest = f"the fastest of {plural_text(self.found.tried, 'split')}{others}"
         first = f"{seconds_text(best.seconds)} a step: {best.name} is {fastest}."
         alone = next((split for split in able if split.devices == 1), best)

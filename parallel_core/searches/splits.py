@@ -53,8 +53,10 @@ class FeasibleSplit(Value):
 
     @property
     def found(self) -> bool:
-        """Whether its order was found by a search, in addition to a split that was tried with the known orders."""
-        return bool(self.spec.get("parallel", {}).get("schedule") == "custom")
+        """Whether its cuts or its order were found by a search, in addition to a split that was tried with the usual
+        ones."""
+        parallel = self.spec.get("parallel", {})
+        return bool(parallel.get("schedule") == "custom" or parallel.get("cuts"))
 
 
 class Answer(Value):

@@ -8,10 +8,12 @@ cuts move by one layer at a time until no move makes the step shorter.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.profile.table import CostTable
+from parallel_core.simulate.network import ALONE, Where
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
@@ -28,19 +30,22 @@ class Best(NamedTuple):
     before: float
 
 
-def best_cuts(spec: RunSpec, table: CostTable) -> Best:
-    """The best cuts found for the spec's schedule and model. Raises CannotPredict."""
+def best_cuts(spec: RunSpec, table: CostTable, where: Where = ALONE, most: float = inf) -> Best:
+    """The best cuts found for the spec's schedule and model, with ranks on the hosts of `where`; the search ends with
+    the moves that follow after `most` predictions. Raises CannotPredict."""
     units = len(spec.model.units())
     known: dict[Cuts, float] = {}
 
     def seconds(cuts: Cuts) -> float:
         if cuts not in known:
-            known[cuts] = predict_step(_with(spec, cuts), table).seconds
+            known[cuts] = predict_step(_with(spec, cuts), table, where=where).seconds
         return known[cuts]
 
     first = best = tuple(stage[0] for stage in Layout.of(spec).stage_units[1:])
     while (near := min(_moves(best, units), key=seconds, default=best)) and seconds(near) < seconds(best):
         best = near
+        if len(known) >= most:
+            break
     return Best(_with(spec, best), seconds(best), seconds(first))
 
 

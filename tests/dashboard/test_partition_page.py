@@ -180,8 +180,9 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
     assert f"{rows[0].seconds} a step: {rows[0].name} is the fastest of" in text
     assert text.count("Launch this plan") == len(rows)
     found, search = answer.context["page"].found, Search.objects.get()
-    orders = sum(way.found for way in found.able)
-    assert orders and f"the fastest of {search.of} splits and {orders} order" in text, "as counted by the search"
+    more = sum(way.found for way in found.able)
+    words = f"the fastest of {search.of} splits, and of {more} whose cuts or order were searched for"
+    assert more and words in text, "as counted by the search"
     spec = RunSpec.model_validate_json(parse_qs(urlsplit(rows[0].address).query)["spec"][0])
     run = services.submit(owner=profile.asked_by, spec=spec.model_dump(mode="json"))
     settled = Prediction.objects.get(run=run)

@@ -12,7 +12,9 @@ from pydantic import ValidationError
 from parallel_core.plan import fleet
 from parallel_core.plan.fleet import Splits, splits
 from parallel_core.plan.memory import worst_stage
+from parallel_core.profile.table import CostTable
 from parallel_core.schedule.traits import CUSTOM, TRAITS
+from parallel_core.simulate.cuts import best_cuts
 from parallel_core.simulate.network import ALONE, Where
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
@@ -85,6 +87,31 @@ def test_what_is_too_large_or_not_profiled_is_refused(found: Splits) -> None:
     assert tight.able[0].seconds == min(split.seconds or 0 for split in found.able if split.memory <= limit)
     narrow = splits(SPEC, table(MODEL, tps=(1,), fully_sharded=BY_TORCH), 2)
     assert {split.why_not for split in narrow.refused} == {"the profile has tp=1, not 2; profile that width too."}
+
+
+def test_pipelines_are_cut_by_the_profile_where_that_is_faster() -> None:
+    """With a head that takes three times as long as its FLOPs suggest: cut by these alone, the fastest pipeline of the
+    list was slower than the same one on Partition."""
+    costs = longer_head(COSTS)
+    over = splits(SPEC, costs, 2)
+    usual = [split for split in over.able if split.spec.parallel.pp > 1 and not split.spec.parallel.cuts]
+    recut = [split for split in over.able if split.spec.parallel.cuts]
+    assert recut and all(split.name.endswith(", cuts by the profile") for split in recut)
+    fastest = min((s for s in usual if s.spec.parallel.schedule != CUSTOM), key=lambda split: split.seconds or 0)
+    best = best_cuts(fastest.spec, costs)
+    assert best.seconds < best.before and any(split.spec == best.spec for split in recut)
+    for split in recut:
+        assert split.seconds == predict_step(split.spec, costs).seconds
+        assert split.memory == worst_stage(split.spec).total
+    limit = max(split.memory for split in recut) - 1
+    assert all(split.memory <= limit for split in splits(SPEC, costs, 2, lambda spec: limit).able)
+
+
+def longer_head(costs: CostTable) -> CostTable:
+    made = costs.model_dump()
+    for row in made["layers"]:
+        row["seconds"] = {part: [*layers[:-1], 3 * layers[-1]] for part, layers in row["seconds"].items()}
+    return CostTable.model_validate(made)
 
 
 def test_splits_that_no_host_can_hold_are_predicted_where_they_would_be() -> None:
