@@ -52,7 +52,7 @@ COLUMNS = (
     Column("loss", "Loss", True),
     Column("held_out", "Held out", True, "newest loss of the held-out samples"),
     Column("step_time", "Step time", True, "median of the timed steps; ≈ where other processes used the devices, too"),
-    Column("tokens_per_s", "Throughput", True, "of the median step; while it runs, of the newest; of a text, over its whole time"),
+    Column("tokens_per_s", "Throughput", True, "of the median step; while it runs, of the newest; of a text, over all"),
     Column("memory", "Memory", True, "measured peak of the worst rank"),
     Column("owner", "Owner"),
     Column("created", "Age"),
