@@ -167,7 +167,8 @@ class FleetPage:
             return []
         return [
             f"{ratio_text(share * split.devices)} on {plural_text(split.devices, 'device')}, as predicted for "
-            f"{split.name}, is more than devices give: doubt the profile, and measure it again while nothing else runs."
+            f"{split.name}, is more than devices usually give: doubt the profile, and measure it again "
+            "while nothing else runs."
         ]
 
     def _normed(self) -> list[str]:

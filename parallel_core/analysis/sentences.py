@@ -247,7 +247,7 @@ def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
     share = gain.ratio * baseline.ideal / result.ideal
     if share > 1 and baseline.devices > 1:
         return ""  # more than all only says that the baseline falls short of its own ideal
-    doubt = ", more than devices give: doubt it" if share > MOST_OF_IDEAL else ""
+    doubt = ", more than devices usually give: doubt it" if share > MOST_OF_IDEAL else ""
     return f" ({percent_text(share)} of ideal{doubt})"
 
 

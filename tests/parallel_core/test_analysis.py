@@ -187,7 +187,7 @@ def test_a_narrow_spread_is_one_number() -> None:
 
 
 def test_a_gain_that_devices_cannot_give_is_doubted() -> None:
-    for ms, said in ((47, "(106 % of ideal)"), (20, "(250 % of ideal, more than devices give: doubt it)")):
+    for ms, said in ((47, "(106 % of ideal)"), (20, "(250 % of ideal, more than devices usually give: doubt it)")):
         assert said in sentences.fastest([SINGLE, replace(DP, step=stats(ms / 1e3))], SINGLE)
     slow = replace(DP, label="Slow", step=stats(0.2))
     assert "of ideal" not in sentences.fastest([slow, SINGLE], slow), "it is far below its own ideal, no wonder"
