@@ -7,6 +7,7 @@ import threading
 from datetime import timedelta
 
 from django.db import connection
+from django.db.models import Q
 from django.utils import timezone
 
 from dashboard.runs.models import ENDED, Attempt
@@ -23,9 +24,11 @@ AGAIN = tuple(timedelta(seconds=seconds) for seconds in (10, 60, 300))
 
 
 def send_due() -> int:
-    """Posts every delivery that is due, one after another; returns how many were tried."""
-    tried = 0
-    for pk in list(Delivery.objects.filter(due_at__lte=timezone.now()).order_by("pk").values_list("pk", flat=True)):
+    """Posts every delivery that is due, one after another; returns how many were tried. Due is also one that would be
+    later than any pause: the clock was set back since."""
+    tried, now = 0, timezone.now()
+    due = Delivery.objects.filter(Q(due_at__lte=now) | Q(due_at__gt=now + AGAIN[-1]))
+    for pk in list(due.order_by("pk").values_list("pk", flat=True)):
         webhook, delivery = Webhook.in_use(), Delivery.objects.filter(pk=pk).first()
         if webhook is None:
             Delivery.objects.all().delete()
@@ -45,7 +48,7 @@ def _ready(delivery: Delivery) -> bool:
         delivery.delete()
         return False
     summarised = run is None or run.summary or not Attempt.objects.filter(run=run).exists()
-    return bool(summarised) or timezone.now() - delivery.ended_at >= SUMMARY_WITHIN
+    return bool(summarised) or abs(timezone.now() - delivery.ended_at) >= SUMMARY_WITHIN
 
 
 def _noted_anew(delivery: Delivery) -> bool:

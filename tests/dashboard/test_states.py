@@ -122,6 +122,14 @@ def test_a_run_that_is_killed_again_and_again_rests_longer_each_time(
         attempt = states.place(Run.objects.get(pk=run.pk), NODES, worker)
 
 
+def test_a_clock_that_is_set_back_lets_no_run_rest_for_longer(run: Run, attempt: Attempt) -> None:
+    Run.objects.filter(pk=run.pk).update(retries_left=9)
+    states.finish(attempt, "failed", "killed_by_signal", "Rank 0 was killed.")
+    attempt.refresh_from_db()
+    assert attempt.ended_at is not None
+    assert resting.rests(attempt.ended_at) and not resting.rests(attempt.ended_at - timedelta(hours=1))
+
+
 SEGFAULT = "Rank 0 was killed by signal 11 (SIGSEGV) at step 12 in forward 3 of stage 1."
 
 

@@ -179,6 +179,15 @@ def test_a_study_that_got_another_run_meanwhile_has_not_ended(alice: Any, receiv
     assert [body["event"] for _, body in receiver.got] == ["run.ended"] and not Delivery.objects.exists()
 
 
+def test_an_end_is_posted_although_the_clock_was_set_back_since(
+    alice: Any, receiver: Receiver, webhook: Webhook
+) -> None:
+    ended(alice)
+    for ahead, tried in ((AGAIN[-1] - timedelta(seconds=30), 0), (timedelta(hours=1), 1)):
+        Delivery.objects.update(due_at=timezone.now() + ahead)
+        assert send_due() == tried
+
+
 def test_a_receiver_that_does_not_take_it_is_tried_a_few_times(
     alice: Any, receiver: Receiver, webhook: Webhook
 ) -> None:

@@ -42,13 +42,15 @@ def _rests_after(cause: str, report: dict[str, Any]) -> bool:
 
 
 def rests(now: datetime) -> dict[int, Rest]:
-    """The queued runs that rest at `now`, by id."""
+    """The queued runs that rest at `now`, by id. None for longer than MOST_S: a later end is one by a clock that was
+    set back since."""
     recent = Attempt.objects.filter(
         ended_at__gt=now - timedelta(seconds=MOST_S), cause__in=RETRIED, run__state=State.QUEUED
     )
     last = {run: (at, cause) for run, at, cause in recent.order_by("number").values_list("run", "ended_at", "cause")}
     found = {run: Rest(at + timedelta(seconds=rest_s(run)), cause) for run, (at, cause) in last.items() if at}
-    return {run: rest for run, rest in found.items() if now < rest.until}
+    longest = now + timedelta(seconds=MOST_S)
+    return {run: rest for run, rest in found.items() if now < rest.until <= longest}
 
 
 def awake(order: Sequence[int], now: datetime) -> list[int]:
