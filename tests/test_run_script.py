@@ -68,3 +68,8 @@ def test_a_set_up_whose_lock_cannot_be_made_goes_on_and_says_so(
     script(say=said.append, bring_up_to_date=lambda requirements, _: done.append(requirements))["set_up"]()
     assert done == ["requirements.txt"]
     assert len(said) == 1 and "venv.lock" in said[0] and "start none before it has ended" in said[0]
+
+
+def test_an_environment_whose_python_cannot_be_looked_at_is_none() -> None:
+    """As of one that root made with a Python in root's own folder; here because the path is too long."""
+    assert not script(PYTHON=Path("p" * 300))["is_up_to_date"]("requirements.txt")
