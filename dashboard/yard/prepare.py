@@ -29,6 +29,7 @@ def prepare(password: str, worker_token: str = "") -> None:
     from django.core.management import call_command
     from django.db import connection
 
+    open_database()
     refuse_other_encodings()
     refuse_newer_schema()
     finish_deletions_before_remakes()
@@ -38,6 +39,16 @@ def prepare(password: str, worker_token: str = "") -> None:
     make_admin(password)
     if worker_token:
         keep_worker_token(worker_token)
+
+
+def open_database() -> None:
+    """Raises SystemExit with the database's own words if there is no connection to it, or its file is none."""
+    from django.db import DatabaseError, connection
+
+    try:
+        connection.ensure_connection()
+    except DatabaseError as error:
+        raise SystemExit(f"Not started: the database cannot be opened: {error}") from None
 
 
 def refuse_other_encodings() -> None:

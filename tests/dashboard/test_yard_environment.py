@@ -20,6 +20,7 @@ from celery import Celery
 from dashboard.yard import broker, up
 from dashboard.yard.home import PREFIX, READ, Home, left_out, own
 from tests.answering import answering
+from tests.dashboard.database_file import NAME, env_of
 from tests.scratch import fresh_folder
 from tests.yard_process import OF_ANOTHER_PROJECT, ROOT, YardProcess, tiny
 from workers.settings import Settings, socket_url
@@ -70,6 +71,20 @@ def test_a_folder_that_cannot_be_made_is_told_in_a_line(command: str, tmp_path: 
     assert done.returncode == 1 and "Traceback" not in done.stderr
     said = f"The data folder {tmp_path}/file/yard cannot be used: Not a directory. Set TRAINYARD_HOME to one that can."
     assert done.stderr.strip() == said
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("postgres://own:secret@127.0.0.1:9/own", "port 9 failed: Connection refused"), ("", "file is not a database")],
+)
+def test_a_database_that_cannot_be_opened_is_told_in_its_words(url: str, said: str, tmp_path: Path) -> None:
+    """There was a stack trace."""
+    (tmp_path / NAME).write_text("no database " * 100)
+    env = {**env_of(tmp_path, f"unix://{tmp_path}/none.sock"), "DATABASE_URL": url}
+    asked = [sys.executable, "-m", "dashboard.yard.prepare"]
+    done = subprocess.run(asked, cwd=ROOT, env=env, input="", capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("Not started: the database cannot be opened: ")
+    assert said in done.stderr and "Traceback" not in done.stderr and "secret" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["password", "migrate"])
