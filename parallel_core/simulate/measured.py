@@ -11,7 +11,8 @@ walks one program together, costs are the mean; with the waits, its ranks work e
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,16 @@ from parallel_core.schedule.ir import (
     Schedule,
     other_end,
 )
-from parallel_core.simulate.message_turns import UNKNOWN, Carrying, Turns, carrying, turns
+from parallel_core.simulate.message_turns import (
+    UNKNOWN,
+    Carrying,
+    Links,
+    Turns,
+    carried_by_link,
+    carrying,
+    turns,
+    usual_by_link,
+)
 
 Key = tuple[Kind, int, int, int]
 """(kind, stage, micro-batch, replica)."""
@@ -50,7 +60,7 @@ class Cost(NamedTuple):
 @dataclass(frozen=True)
 class Measured:
     """Costs of one step, in ns. `latency` by SEND, with its wait for the message before it; `begins` by pipeline rank;
-    `messages`: those of a message whose way is free.
+    `messages`: those of a message whose way is free, `by_link` by the two places that it goes between, the lower first.
 
     `norms` by pipeline rank: duration of the global gradient norm after the last rank reached it, a collective as in a
     step's accounts (with the rank's own sums of squares); empty where ranks do not wait for each other before the
@@ -64,6 +74,7 @@ class Measured:
     """From the first instant of the step to its last."""
     norms: Sequence[float] = ()
     messages: Carrying = UNKNOWN
+    by_link: Mapping[tuple[int, int], Carrying] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def norm(self) -> bool:
@@ -116,7 +127,12 @@ def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: L
         for name in ("begin", "norm")
     )
     meet = layout.world > 1 and any((own["kind"] == Kind.NORM).any() for own in rows.values())
-    return Measured(ops, latency, begins, end - zero, norms if meet else (), carrying(part.turns for part in every))
+    messages = carrying(part.turns for part in every)
+    by_link = {
+        divmod(link, len(layout.replicas)): found
+        for link, found in carried_by_link((part.turns, part.links) for part in every).items()
+    }
+    return Measured(ops, latency, begins, end - zero, norms if meet else (), messages, by_link)
 
 
 class _Part(NamedTuple):
@@ -127,6 +143,7 @@ class _Part(NamedTuple):
     begin: int
     norm: int
     turns: Turns
+    links: Links
 
 
 class _Reader:
@@ -136,7 +153,15 @@ class _Reader:
         self._rows, self._layout, self._zero = rows, layout, zero
         self._arrivals, sends = waits.arrivals(rows, layout), waits.sends(rows, layout)
         self._sent = {rank: waits.received(rank, own, layout, sends) for rank, own in rows.items()}
-        self._usual = waits.usual_latency(rows, self._sent)
+        self._links = {rank: self._between(rank, one.ranks) for rank, one in self._sent.items()}
+        self._usual = usual_by_link(rows, self._sent, self._links)
+
+    def _between(self, rank: int, senders: NDArray[np.int64]) -> Links:
+        """A number for the two places that each message goes between: the lower one times their count, and the other;
+        of one from nowhere its own twice."""
+        places = np.array([self._layout.coords(one).place for one in range(self._layout.world)], np.int64)
+        here, there = places[rank], np.where(senders >= 0, places[senders], places[rank])
+        return np.asarray(np.minimum(here, there) * len(self._layout.replicas) + np.maximum(here, there), np.int64)
 
     def read(self, rank: int, schedule: Schedule) -> _Part:
         own, q = self._rows[rank], self._layout.pipeline_rank(rank)
@@ -163,7 +188,7 @@ class _Reader:
             costs[key(op)] = _split(op.kind, busy, moved.get(i, 0), again.get(i, 0), again_moved.get(i, 0))
             if op.kind in RECVS:
                 found[(*other_end(op), op.replica)] = latency[i]
-        return _Part(costs, found, int(own["start"][chosen[0]]) - self._zero, took, taken)
+        return _Part(costs, found, int(own["start"][chosen[0]]) - self._zero, took, taken, self._links[rank])
 
     def _cut_at_norm(
         self,
@@ -197,7 +222,8 @@ class _Reader:
                 here = own["kind"] == kind
                 ready[here] = np.clip(self._arrivals[rank, kind].at, begun[here], over[here])
         here = np.isin(own["kind"], [int(kind) for kind in RECVS])
-        taken = turns(own[here], self._sent[rank], self._usual)
+        usual = np.array([self._usual[link] for link in self._links[rank].tolist()], np.float64)
+        taken = turns(own[here], self._sent[rank], usual)
         latency[here] = taken.arrival - self._sent[rank].at
         ready[here] = np.maximum(begun[here], taken.arrival.astype(np.int64))
         return ready, latency, taken

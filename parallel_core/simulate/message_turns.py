@@ -1,21 +1,24 @@
 """How long the messages of a measured step took, each from when its way was free: two ranks' messages take turns.
 
+Links differ: of a pipeline over two hosts one is slow, the others are not. So each pair of neighbours counts apart.
+
 A message that is sent while the one before it is under way comes later by what that one still takes, as far as their
 times show: where a link has a long latency, but any bandwidth, they come as soon after one another as they are sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis.rows import ends, starts
-from parallel_core.analysis.waits import Causes
+from parallel_core.analysis.waits import Causes, Rows, usual_latency
 
 Times = NDArray[np.float64]
+Links = NDArray[np.int64]
 
 
 class Turns(NamedTuple):
@@ -43,8 +46,9 @@ UNKNOWN = Carrying()
 """Of a step without messages."""
 
 
-def turns(receives: NDArray[np.void], sent: Causes, usual: float) -> Turns:
-    """Follows the messages from each sender in the order in which they were sent. `usual`: `waits.usual_latency`."""
+def turns(receives: NDArray[np.void], sent: Causes, usual: Times) -> Turns:
+    """Follows the messages from each sender in the order in which they were sent. `usual`: of each receive, what
+    messages over its link usually take (`usual_by_link`)."""
     begun, over = starts(receives), ends(receives)
     count = len(receives)
     found = Turns(np.zeros(count), np.zeros(count), np.zeros(count, bool), np.zeros(count, bool))
@@ -52,11 +56,30 @@ def turns(receives: NDArray[np.void], sent: Causes, usual: float) -> Turns:
     for i in np.argsort(sent.at, kind="stable").tolist():
         at, sender = float(sent.at[i]), int(sent.ranks[i])
         begins = max(at, min(free.get(sender, at), float(over[i])))
-        took = min(max(over[i] - begins, 0.0), usual)
+        took = min(max(over[i] - begins, 0.0), float(usual[i]))
         found.arrival[i], found.alone[i], found.queued[i] = begins + took, took, begins > at
         found.awaited[i] = begun[i] <= begins
         free[sender] = begins + took
     return found
+
+
+def usual_by_link(rows: Rows, sent: Mapping[int, Causes], links: Mapping[int, Links]) -> dict[int, float]:
+    """`waits.usual_latency` of each link alone; of all together where no receive over it was waiting already. `links`:
+    for each rank the number of the link of each of its receives."""
+    every, found = usual_latency(rows, sent), {}
+    for link in np.unique(np.concatenate([np.empty(0, np.int64), *links.values()])).tolist():
+        there = {rank: Causes(one.at, np.where(links[rank] == link, one.ranks, -1)) for rank, one in sent.items()}
+        found[link] = usual_latency(rows, there) or every
+    return found
+
+
+def carried_by_link(every: Iterable[tuple[Turns, Links]]) -> dict[int, Carrying]:
+    """`carrying` of each link; `every`: of each rank, its receives and the numbers of their links."""
+    parts = list(every)
+    numbers = np.unique(np.concatenate([np.empty(0, np.int64), *(links for _, links in parts)])).tolist()
+    return {
+        link: carrying(Turns(*(column[links == link] for column in own)) for own, links in parts) for link in numbers
+    }
 
 
 def carrying(every: Iterable[Turns]) -> Carrying:

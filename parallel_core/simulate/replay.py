@@ -22,7 +22,7 @@ from parallel_core.analysis.rows import last_end
 from parallel_core.layout import Layout
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
+from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op, other_end
 from parallel_core.schedule.traits import TRAITS, takes_early_gradients
 from parallel_core.simulate import simulate
 from parallel_core.simulate.constant_costs import (
@@ -35,6 +35,7 @@ from parallel_core.simulate.constant_costs import (
 )
 from parallel_core.simulate.halves import HALVES, halved, joined, parted
 from parallel_core.simulate.measured import Cost, Measured, key
+from parallel_core.simulate.message_turns import Carrying
 from parallel_core.spec import RunSpec
 
 FREE = math.inf
@@ -205,10 +206,16 @@ class _Typical:
         size = 1.0 if change.same_messages else share
         message = constant[0] if constant else Constant()
         faster = change.links * change.messages
-        self._latency = round(resized_part(measured.messages.alone, size, message.come) / faster)
         # What a message between cores takes however small it is keeps no other one from going.
         come = COME_NS if before.train.device == "cpu" else 0.0
-        self._turn = round(max(0.0, measured.messages.turn - come) * size / faster)
+
+        def priced(carrying: Carrying) -> tuple[int, int]:
+            alone = round(resized_part(carrying.alone, size, message.come) / faster)
+            return alone, round(max(0.0, carrying.turn - come) * size / faster)
+
+        self._usual = priced(measured.messages)
+        self._links = {places: priced(carrying) for places, carrying in measured.by_link.items()}
+        self._places = Layout.of(after).places
         self._norm = round(float(np.median(measured.norms)) / change.links) if measured.norm else 0
         chunks = before.parallel.chunks_per_rank / after.parallel.chunks_per_rank
         self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
@@ -232,10 +239,15 @@ class _Typical:
         return _taken(op.kind, cost, self._change)
 
     def latency(self, op: Op) -> int:
-        return self._latency
+        return self._message(op)[0]
 
     def turn(self, op: Op) -> int:
-        return self._turn
+        return self._message(op)[1]
+
+    def _message(self, op: Op) -> tuple[int, int]:
+        """Latency and turn of the SEND `op`: those of its link, if messages went over it before."""
+        here, there = self._places[op.stage], self._places[other_end(op)[1]]
+        return self._links.get((min(here, there), max(here, there)), self._usual)
 
     def begin(self, pipeline_rank: int) -> int:
         return self._begin
