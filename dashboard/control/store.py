@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -165,10 +166,12 @@ def _rewrite(kind: type[Model], rows: Sequence[Model], fields: Sequence[str]) ->
 
 def _keep_told(attempt: Attempt, rank: int, records: Decoded) -> None:
     """Stores the records that change existing rows: checkpoints, info, generated text, links and faults."""
-    for header in records.checkpoints:
-        _keep_checkpoint(attempt, rank, header)
-    for header in records.left_out:
-        left_out.note(attempt, multi_host.worker_of(attempt.devices, rank), header)
+    # By step: which of them is the newest decides whether the page warns.
+    for header in sorted([*records.checkpoints, *records.left_out], key=itemgetter("step")):
+        if "why" in header:
+            left_out.note(attempt, multi_host.worker_of(attempt.devices, rank), header)
+        else:
+            _keep_checkpoint(attempt, rank, header)
     if records.info:
         RankInfo.objects.update_or_create(attempt=attempt, rank=rank, defaults=records.info)
     if records.generated:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboard.runs import resuming, states
+from dashboard.runs.attempts_read import attempt_of
 from dashboard.runs.models import Attempt, Checkpoint, Event, Run
 from parallel_core.analysis.quantities import step_text, steps_text
 
@@ -22,8 +23,9 @@ def note(attempt: Attempt, worker: str, header: dict[str, Any]) -> None:
 
 
 def warning(run: Run) -> str:
-    """What to say on top of the page of a run under way whose newest checkpoint was left out; else ''."""
-    newest = Event.objects.filter(run=run, kind=KIND).order_by("-pk").first()
+    """What to say on top of the page of a run under way whose newest checkpoint was left out; else ''. An earlier attempt
+    may have written elsewhere, and come further than the newest one has by now."""
+    newest = Event.objects.filter(run=run, kind=KIND, attempt=attempt_of(run)).order_by("-pk").first()
     if newest is None or Checkpoint.objects.filter(run=run, at__gte=newest.at).exists():
         return ""
     there = resuming.sound(run)

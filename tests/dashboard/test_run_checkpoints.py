@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import services
+from dashboard.runs import left_out, services
 from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.runs.page import checkpoints
 from parallel_core.__main__ import main
@@ -158,3 +158,25 @@ def test_a_checkpoint_that_found_no_room_is_told_until_a_later_one_is_written(
     assert shown().count(said) == 1
     told("left_out", 60, why="No space left on device")
     assert "Everything after step 40 would be lost; Fleet says" in shown()
+
+
+def test_of_checkpoints_that_are_told_at_once_the_newest_decides_whether_the_page_warns(alice: Any) -> None:
+    """As after an outage of the controller, which then reads all at once."""
+    full = {"kind": "left_out", "rank": 0, "t": 1.0, "why": "No space left on device"}
+    whole = {"kind": "checkpoint", "rank": 0, "t": 1.0, "bytes": 1000, "seconds": 0.1}
+    run = factory.queued(alice, train={"checkpoint_every": 20, "steps": 100})
+    attempt = factory.start(run)
+    factory.feed(attempt, 0, encode(full | {"step": 20}) + encode(whole | {"step": 40, "kept": [40]}))
+    assert left_out.warning(run) == ""
+    factory.feed(attempt, 0, encode(whole | {"step": 60, "kept": [60]}) + encode(full | {"step": 80}))
+    assert "The checkpoint after 80 steps found no room" in left_out.warning(run)
+
+
+def test_what_an_earlier_attempt_left_out_is_no_warning_of_the_newest(alice: Any) -> None:
+    run = factory.queued(alice, train={"checkpoint_every": 20, "steps": 100})
+    attempt = factory.start(run)
+    told = {"kind": "left_out", "rank": 0, "t": 1.0, "step": 60, "why": "No space left on device"}
+    factory.feed(attempt, 0, encode(told))
+    assert left_out.warning(run)
+    factory.start(run)
+    assert left_out.warning(run) == ""
