@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.observed_page import STEPS, Troubles, endless, until
+from tests.browser.observed_page import PHONE, STEPS, Troubles, endless, until
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -102,6 +102,31 @@ def test_the_skip_link_comes_first_and_leads_to_the_content(page: Page) -> None:
     expect(skip).to_be_in_viewport()
     page.keyboard.press("Enter")
     expect(page.locator("main#content")).to_be_focused()
+
+
+WHOLE = """(e) => {
+  const around = e.parentElement.closest("nav, thead").getBoundingClientRect(), own = e.getBoundingClientRect();
+  const style = getComputedStyle(e), ring = parseFloat(style.outlineOffset) + parseFloat(style.outlineWidth);
+  return style.outlineStyle !== "none" && own.top - ring >= around.top - 1 && own.bottom + ring <= around.bottom + 1;
+}"""
+"""Whether the ring of the focus is inside what would else cut it off."""
+
+
+def test_no_ring_of_the_focus_is_cut_off(window: Callable[..., Page], session: Any, stocked: dict[str, Any]) -> None:
+    """The rings of tabs had two sides, and on a phone the head of the list of runs, which is hidden there, had stops
+    that nobody saw."""
+    page = window(storage_state=session, viewport=PHONE)
+    for address, places in (
+        (f"/runs/{stocked['single']}/", (".rail-nav a", ".tabs a")),
+        ("/runs/", (".runs-table thead a",)),
+    ):
+        page.goto(address)
+        for place in places:
+            stop = page.locator(place).nth(1)
+            stop.focus()
+            page.keyboard.press("Shift+Tab")
+            page.keyboard.press("Tab")
+            assert stop.evaluate(WHOLE), place
 
 
 def test_a_menu_opens_and_closes_by_keyboard(page: Page) -> None:
