@@ -114,7 +114,8 @@ def _part(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpRespo
     """A part of the page of a trace, as a page of its own where it is opened alone, as without JavaScript."""
     if request.headers.get("HX-Request"):
         return render(request, f"traces/{name}.html", context)
-    return render(request, "traces/part_alone.html", context | {"part": f"traces/{name}.html"})
+    context |= {"part": f"traces/{name}.html", "legend": LEGEND if name == "whatif" else ()}
+    return render(request, "traces/part_alone.html", context)
 
 
 @token_may_read

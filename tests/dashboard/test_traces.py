@@ -124,6 +124,7 @@ def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) ->
     assert part.startswith('<section class="section stack" id="whatif"')
     whole = member.get(f"{address}?step=2")
     assert "</html>" in whole.content.decode() and part in whole.content.decode()
+    assert whole.content.decode().count('class="legend') == page.content.decode().count('class="legend') == 1
     assert f'<a href="/traces/{trace.pk}/?step=2">Back to its timeline</a>' in whole.content.decode()
     assert "(0 % off)" in plain(whole.content.decode()) and "Free communication" in whole.content.decode()
     assert "HX-Replace-Url" not in whole.headers
