@@ -10,7 +10,8 @@ from dashboard.charts.chart import Chart, row_height
 from dashboard.charts.theme import var
 from parallel_core.analysis.generated import Parts
 from parallel_core.analysis.quantities import range_text, ratio_text, seconds_text
-from parallel_core.analysis.stats import Stats
+from parallel_core.analysis.sentences import also_close
+from parallel_core.analysis.stats import Stats, speedup
 
 _ROOM = 1.3
 """How far the axis goes beyond the longest mark, so that the text after it is not cut."""
@@ -70,7 +71,10 @@ def _quickest(bars: Sequence[Bar]) -> str:
     if len(bars) == 1:
         return f"{said}."
     worst = max(bars, key=lambda bar: bar.token.median)
-    return f"{said}, the least; {worst.label} takes most, {seconds_text(worst.token.median)}."
+    close = [bar.label for bar in bars if bar is not best and speedup(bar.token, best.token).within_noise]
+    if worst.label in close:
+        return f"{said}, the least{also_close(close)}."
+    return f"{said}, the least{also_close(close)}; {worst.label} takes most, {seconds_text(worst.token.median)}."
 
 
 def _ratio(bars: Sequence[Bar], bar: Bar) -> str:

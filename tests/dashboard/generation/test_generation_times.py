@@ -9,11 +9,13 @@ import pytest
 from django.core.cache import cache
 from django.test import Client
 
+from dashboard.charts import generation as charts
 from dashboard.runs.models import State
 from dashboard.studies import reruns
 from dashboard.studies.generating import generation
 from dashboard.studies.models import Study
 from dashboard.studies.overview import answer_cache
+from parallel_core.analysis.stats import Stats
 from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
@@ -192,3 +194,18 @@ def test_the_whole_text_is_there_when_the_last_replica_is(client: Client, study:
     assert row[:4] == ["DP 2", "10.0 ms", "55.4 ms", "65.4 ms"]
     assert "first after 10 ms, then 1 ms each (median)" in plain(client.get(f"/runs/{run.pk}/").content.decode())
     assert "15 % of the time" in plain(client.get(f"/runs/{run.pk}/").content.decode())
+
+
+def test_the_title_over_the_times_of_a_token_says_what_is_noise() -> None:
+    """It named the least of times whose whiskers overlap as if that were certain."""
+
+    def bar(label: str, ms: float) -> charts.Bar:
+        return charts.Bar(label, 0.01, Stats(ms / 1e3, 0.9 * ms / 1e3, 1.2 * ms / 1e3, ms / 1e3, 15))
+
+    bars = [bar("DP 2", 1.79), bar("Single", 1.65), bar("TP 2", 19.6)]
+    assert (
+        charts.tokens(bars, "s").title
+        == "Single takes 1.65 ms a token, the least; DP 2 is within noise; TP 2 takes most, 19.6 ms."
+    )
+    assert charts.tokens(bars[:2], "s").title == "Single takes 1.65 ms a token, the least; DP 2 is within noise."
+    assert charts.tokens(bars[1:], "s").title == "Single takes 1.65 ms a token, the least; TP 2 takes most, 19.6 ms."
