@@ -204,7 +204,7 @@ def lose(attempt: Attempt, detail: str, report: Any = None, cause: str = WORKER_
     elif run.retries_left > 0 and run.cancel_requested_at is None:
         left, rest = run.retries_left - 1, resting.rest_s(run.pk)
         when = f", to start in {rest} s at the earliest" if rest else ""
-        return _requeue(attempt, f"{detail} Queued again{when}; {_retries(left)} left.", {"retries_left": left})
+        return _requeue(attempt, f"{detail} Queued again{when}; {_after(left)}.", {"retries_left": left})
     target = State.LOST if cause == WORKER_LOST else State.FAILED
     run = _move(attempt.run_id, ACTIVE, target, cause=cause, detail=detail, ended_at=now)
     record(run, target, detail, attempt)
@@ -257,8 +257,9 @@ def _require_live(attempt: Attempt) -> None:
         raise IllegalTransition(f"attempt {attempt.pk} of run {attempt.run_id} is already over")
 
 
-def _retries(left: int) -> str:
-    return f"{left} retries" if left > 1 else "1 retry" if left else "no retry"
+def _after(left: int) -> str:
+    """What a run that is tried again has left."""
+    return f"{left} retries left" if left > 1 else "1 retry left" if left else "this is its last retry"
 
 
 def retries_at_first(run: Run) -> int:

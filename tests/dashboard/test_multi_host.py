@@ -172,7 +172,7 @@ def test_a_run_that_only_the_network_between_its_hosts_ended_uses_a_retry(
     (event,) = Run.objects.get(pk=attempt.run_id, retries_left=0).events.filter(kind="requeued")
     assert event.text == (
         "Rank 0 lost the connection to another rank. No rank failed by itself: the network between yard-a and yard-b "
-        "was interrupted. Queued again, to start in 5 s at the earliest; no retry left."
+        "was interrupted. Queued again, to start in 5 s at the earliest; this is its last retry."
     )
 
 

@@ -79,6 +79,7 @@ def test_interrupted_while_being_cancelled_is_cancelled(run: Run, attempt: Attem
     [
         ("worker_lost", 0, State.LOST, ""),
         ("worker_lost", 2, State.QUEUED, "Queued again; 1 retry left."),
+        ("worker_lost", 1, State.QUEUED, "Queued again; this is its last retry."),
         ("killed_by_signal", 0, State.FAILED, ""),
         ("killed_by_signal", 2, State.QUEUED, "Queued again, to start in 5 s at the earliest; 1 retry left."),
         ("out_of_memory", 2, State.FAILED, ""),

@@ -56,7 +56,7 @@ def test_a_killed_rank_with_a_retry_left_goes_on_from_the_checkpoint(
     assert begins["step"] >= SAVED and begins["step"] % SAVED == 0
     assert series(client, run) == list(range(120))
     (text,) = yard.query(f'list(Event.objects.filter(run={run}, kind="requeued").values_list("text", flat=True))')
-    assert "killed by signal 9 (SIGKILL)" in text and "no retry left" in text
+    assert "killed by signal 9 (SIGKILL)" in text and "this is its last retry" in text
 
 
 @pytest.mark.full
