@@ -183,7 +183,8 @@ class Shown:
             self._say(f"checkpoint of {plural_text(done, 'step')}: {size:,} bytes in {took:.2f} s")
         if frame.kind == "left_out":
             done, why = frame.header["step"], frame.header["why"]
-            self._say(f"no checkpoint of {plural_text(done, 'step')}: {why}; the newest one stays")
+            left = f"that of {plural_text(self._saved, 'step')} stays" if self._saved > 0 else "there is none yet"
+            self._say(f"no checkpoint of {plural_text(done, 'step')}: {why}; {left}")
         for name, values in self._waiting.items():
             values.update((int(point["step"]), float(point["value"])) for point in points([frame], name))
         for point in points([frame], "loss"):

@@ -124,8 +124,13 @@ def test_a_checkpoint_is_told_once_though_its_record_comes_again(capsys: pytest.
 
 
 def test_a_checkpoint_that_found_no_room_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    train.Shown("tokens").show(Frame({"kind": "left_out", "step": 20, "why": "No space left on device"}, b"", 0))
-    assert capsys.readouterr().out == "no checkpoint of 20 steps: No space left on device; the newest one stays\n"
+    shown, full = train.Shown("tokens"), {"kind": "left_out", "why": "No space left on device"}
+    shown.show(Frame({**full, "step": 10}, b"", 0))
+    shown.show(Frame({"kind": "checkpoint", "step": 20, "bytes": 1000, "seconds": 0.5}, b"", 0))
+    shown.show(Frame({**full, "step": 30}, b"", 0))
+    first, _, third = capsys.readouterr().out.splitlines()
+    assert first == "no checkpoint of 10 steps: No space left on device; there is none yet"
+    assert third == "no checkpoint of 30 steps: No space left on device; that of 20 steps stays"
 
 
 def test_a_lost_terminal_is_as_ctrl_c_once(handlers: None) -> None:
