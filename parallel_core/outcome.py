@@ -83,19 +83,29 @@ class Outcome:
         """A sentence about an end at the time limit; '' where the run trained every step."""
         return early_end.of_rank(self.folder, 0)
 
+    @property
+    def diverged(self) -> bool:
+        """Whether it was ended because its loss was not finite."""
+        return not self.message and self._fault_of_culprit().get("cause") == "not_finite"
+
     def failure(self) -> str:
         """Returns a sentence about the rank that failed first and by itself; '' where none did."""
         if self.message:
             return self.message
         if (guilty := culprit(self.exits)) is not None:
-            fault = self.last(guilty.rank, "fault")
-            if fault and fault.get("cause") == "not_finite":
+            fault = self._fault_of_culprit()
+            if self.diverged:
                 return str(fault["message"])
             what = f"{fault['type']}: {fault['message']}" if fault else launch.describe_exit(guilty.code)
             return f"Rank {guilty.rank} failed{place(self.folder, guilty.rank)}: {what}"
         if any(one.code == launch.EXIT_STOPPED for one in self.exits):
             return f"Its ranks were stopped by SIGTERM, and saved first: --resume {self.folder} goes on."
         return ""
+
+    def _fault_of_culprit(self) -> dict[str, Any]:
+        """The header of the `fault` record of the rank that failed first and by itself; empty without one."""
+        guilty = culprit(self.exits)
+        return (self.last(guilty.rank, "fault") if guilty else None) or {}
 
     def traceback(self) -> str:
         """Returns the traceback of the rank that failed first and by itself, else of the first one that has any; ''

@@ -64,7 +64,7 @@ def _train(options: argparse.Namespace) -> int:
         _require_room(folder, resume)
         outcome = _run(spec, folder, resume, corpora, options)
     print(_ending(outcome, spec))
-    if outcome.ok:
+    if outcome.ok or outcome.diverged:
         print("\n".join(findings(case_of(spec, outcome))))
     return 0 if outcome.ok else 1
 

@@ -231,5 +231,6 @@ def test_a_rank_that_chose_to_end_says_so_in_its_log_without_a_traceback(tmp_pat
     command = [sys.executable, "-m", "parallel_core", "train", str(tmp_path / "spec.json"), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode and "The loss is not finite since step" in done.stdout
+    assert "Lower train.lr, to " in done.stdout, "only a run that ended well was diagnosed"
     said = log_path(out, 0).read_text()
     assert "The loss is not finite since step" in said.splitlines()[-1] and "Traceback" not in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +134,45 @@ def test_the_rate_to_try_follows_from_where_the_loss_fell() -> None:
         assert found.evidence.endswith(why) and found.change.startswith(
             f"Lower train.lr, to {rate:g} say, or warm it up"
         )
+
+
+@pytest.mark.parametrize(
+    ("train", "evidence", "change"),
+    [
+        (
+            {"lr": 0.3, "weight_decay": 10.0},
+            "train.weight_decay is 10: at this rate each update takes 3 times a weight from it, "
+            "and more than 2 times make it grow.",
+            "Lower train.weight_decay, to 0.1 say.",
+        ),
+        ({"lr": 0.3, "weight_decay": 6.0}, "train.lr is 0.3 at a batch of 64", "Lower train.lr"),
+        (
+            {"lr": 0.5, "weight_decay": 9.0, "optimizer": "sgd", "momentum": 0.9},
+            "takes 4.5 times a weight from it, and more than 3.8 times make it grow.",
+            "Lower train.weight_decay",
+        ),
+        ({"lr": 0.3, "weight_decay": 10.0, "optimizer": "sgd", "momentum": 0.9}, "train.lr is 0.3", "Lower train.lr"),
+        (
+            {"lr": 0.003, "beta2": 0.0},
+            "train.beta1 is 0.9, above the root of train.beta2, 0: AdamW forgets how large gradients were before it "
+            "forgets them.",
+            "Raise train.beta2, to 0.95 say.",
+        ),
+        ({"beta1": 0.99, "beta2": 0.5}, "above the root", "Set train.beta1 to 0.9 and train.beta2 to 0.95."),
+        ({"lr": 0.3, "beta1": 0.9, "beta2": 0.8}, "train.lr is 0.3", "Lower train.lr"),
+        ({"lr": 0.3, "beta2": 0.0, "optimizer": "sgd"}, "train.lr is 0.3", "Lower train.lr"),
+    ],
+)
+def test_fields_of_the_optimizer_that_no_rate_helps_against_are_the_cause(
+    train: dict[str, Any], evidence: str, change: str
+) -> None:
+    """The advice was a tenth of the rate. With it the loss of a GPT still rose to 300 times its lowest with beta2 at 0,
+    and hardly fell with so much decay."""
+    made = spec()
+    made = RunSpec.model_validate(made.model_dump() | {"train": made.train.model_dump() | train})
+    nan = np.where(np.arange(40) < 25, 3.0, np.nan)
+    (found,) = diagnose(healthy(made, loss=nan, lr=np.full(40, made.train.lr)))
+    assert evidence in found.evidence and found.change.startswith(change)
 
 
 def test_a_rate_that_jumped_is_the_cause_whatever_the_schedule_and_the_precision() -> None:

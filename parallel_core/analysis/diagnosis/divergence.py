@@ -21,6 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from parallel_core.analysis.diagnosis.case import Case, Finding, Floats
+from parallel_core.analysis.diagnosis.recipe import decay_too_strong, forgets_too_soon
 from parallel_core.analysis.quantities import bound_text, few_text, figure_text, plural_text, significant
 from parallel_core.learning_rate import rate_at
 from parallel_core.outline import outline_of
@@ -302,6 +303,8 @@ _CAUSES: tuple[Callable[[Case, int], tuple[str, str] | None], ...] = (
     _rate_jump,
     _rate_above_asked,
     _fp16_overflow,
+    decay_too_strong,
+    forgets_too_soon,
     _older_weights,
     _rate_too_high,
 )
