@@ -195,7 +195,8 @@ class Saver:
             if not _no_room(error):
                 raise
             parts.drop(where, self._trainer.layout.world)
-            self._left_out = _unwritten(saved.step, error)
+            # Its frames hold the copy of the state, which would stay in memory until the next save.
+            self._left_out = _unwritten(saved.step, error.with_traceback(None))
             log.warning("%s", self._left_out)
             why = error.strerror if isinstance(error, OSError) else str(error)
             self._sink.emit("left_out", step=saved.step, why=why)

@@ -110,9 +110,10 @@ def _append(out: BinaryIO, at: int, data: memoryview, tell: Callable[[], None]) 
 
 
 def _require_room(out: BinaryIO, more: int) -> None:
-    """Raises OSError, as a full disk does, where so many bytes more would leave less than LEFT_FREE of it."""
+    """Raises OSError, as a full disk does, where so many bytes more would leave less than LEFT_FREE of it. A mount of
+    unknown size, as some of object stores, says that it has no block at all."""
     disk = os.fstatvfs(out.fileno())
-    if disk.f_bavail * disk.f_frsize < more + LEFT_FREE:
+    if disk.f_blocks and disk.f_bavail * disk.f_frsize < more + LEFT_FREE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.engine import storage
+from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.stop import Stopped
@@ -25,7 +27,7 @@ from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 from tests.parallel_core.frames import read_file
-from tests.parallel_core.test_checkpoint import spec_of
+from tests.parallel_core.test_checkpoint import alone, spec_of
 
 
 class _TermAt(FileSink):
@@ -115,6 +117,37 @@ def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_tried(tmp_
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-00000008", "step-00000009"]
     told = [f.header for f in read_file(events_path(tmp_path, 0)) if f.kind == "left_out"]
     assert [(said["step"], said["why"][:23]) for said in told] == [(4, "No space left on device")]
+
+
+def test_the_copy_of_a_checkpoint_that_is_left_out_is_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only by the next save: until then it is as much memory again as the state."""
+    saver = checkpoint.Saver(alone(), CheckpointConfig(tmp_path / "run"), FileSink(tmp_path, 0))
+    copied, copies = saver._copied, list[weakref.ref[Any]]()
+
+    def watched() -> Any:
+        made, stats = copied()
+        copies.extend(weakref.ref(memory) for pieces in made.values() for _, memory in pieces)
+        return made, stats
+
+    monkeypatch.setattr(saver, "_copied", watched)
+    monkeypatch.setattr(storage, "_append", _no_space)
+    saver.save(1)
+    saver.wait(required=False)
+    gc.collect()
+    assert saver._left_out is not None and copies
+    assert not any(memory() is not None for memory in copies)
+
+
+@pytest.mark.parametrize(("blocks", "saved"), [(0, True), (100, False)])
+def test_a_mount_that_says_no_size_is_no_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, saved: bool
+) -> None:
+    told = os.statvfs_result((4096, 4096, blocks, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "fstatvfs", lambda _: told)
+    saver = checkpoint.Saver(alone(), CheckpointConfig(tmp_path / "run"), FileSink(tmp_path, 0))
+    saver.save(1)
+    saver.wait(required=False)
+    assert folders.steps(tmp_path / "run") == ([1] if saved else [])
 
 
 @pytest.mark.parametrize("short", [0, 1])
