@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services, states, submission
-from dashboard.runs.models import Checkpoint, Run
+from dashboard.runs.models import Attempt, Checkpoint, Run
 from dashboard.runs.waiting import asking
 from parallel_core import known_fields
 from tests.dashboard import factory
@@ -188,9 +188,22 @@ def test_the_queue_says_which_hosts_are_waited_for(two_hosts: None, alice: Any) 
     run = services.submit(owner=alice, spec=spec(4))
     waits = selectors.waiting(run).sentence
     assert waits == "Waits for 4 CPU devices on 2 hosts: yard-a and yard-b have 2 free."
-    factory.worker("yard-c", devices=1)
+    factory.worker("yard-c", devices=2)
+    other = factory.start(factory.queued(alice))
+    Attempt.objects.filter(pk=other.pk).update(devices=[{**other.devices[0], "worker": "yard-c"}])
     waits = selectors.waiting(run).sentence
     assert waits == "Waits for 4 CPU devices on 2 hosts: yard-a and yard-b have 2 free; yard-c has 1."
+
+
+def test_free_devices_that_cannot_be_added_are_not_told(apart: None, alice: Any) -> None:
+    """Those of a host that takes no part in runs over several, or of another version: with them it would seem that
+    there are enough."""
+    factory.start(factory.queued(alice, {"dp": 2}))
+    run = services.submit(owner=alice, spec=spec(4))
+    factory.worker("yard-c", devices=2)
+    Worker.objects.filter(name="yard-c").update(version="of another")
+    waits = selectors.waiting(run).sentence
+    assert waits == "Waits for 4 CPU devices on 2 hosts: yard-a and yard-b have 2 free."
 
 
 def test_the_queue_says_which_host_is_missing(two_hosts: None, alice: Any) -> None:

@@ -240,8 +240,14 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
 
 def _free_elsewhere(asks: Request, awaited: list[Host], fleet: Sequence[Host]) -> str:
     """`; yard-c has 1`: free devices of other hosts, which the fleet's page shows: too few with those that are free on
-    the awaited ones."""
+    the awaited ones. Only of hosts that the run could have beside these (`control.finding`)."""
+
+    def sort(host: Host) -> tuple[str, str | None]:
+        return host.version, asks.on.device_type or host.types.get(asks.kind)
+
+    alike, reached = set(map(sort, awaited)), asks.over or [host.name for host in fleet]
     able = [host for host in fleet if host.gives and host.knows(asks) and host.chosen(asks) and host not in awaited]
+    able = [host for host in able if host.across and host.name in reached and sort(host) in alike]
     free = {host.name: len(host.spare(asks)) for host in able if host.spare(asks)}
     if not free:
         return ""
