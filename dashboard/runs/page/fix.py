@@ -14,7 +14,7 @@ from dashboard.runs.generation import generate_panel
 from dashboard.runs.models import Run
 from dashboard.runs.run_files import Files
 from dashboard.runs.states import retries_at_first
-from dashboard.runs.waiting.crashes import crash_of
+from dashboard.runs.waiting.crashes import signal_of
 from dashboard.runs.waiting.fleet_checks import offered_to
 from parallel_core.analysis.diagnosis.divergence import IN_BF16, MEAN
 from parallel_core.analysis.quantities import bytes_text, plural_text, step_text
@@ -43,7 +43,7 @@ def fix(run: Run) -> str:
     if run.cause == "not_finite":
         return _of_loss(run)
     again = _again(run)
-    if run.cause == "killed_by_signal" and crash_of(run.detail):
+    if run.cause == "killed_by_signal" and signal_of(run.detail):
         other = "on another device" if run.task else "with another layout or device"
         return f"{again} {other}: its own process crashed; the end of its log has its stacks."
     if run.cause == "killed_by_signal":

@@ -13,18 +13,21 @@ _SIGNAL = re.compile(r"was killed by signal (\d+)\b")
 _STEP = re.compile(r" at step (\d+)\b| before its first step\b")
 
 
-def crash_of(detail: str) -> tuple[int, str] | None:
-    """The signal of the crash that the detail of an end tells of, and the step ('' before the first); None where it
-    tells of none, or not where."""
-    number, place = _SIGNAL.search(detail), _STEP.search(detail)
-    if number is None or place is None or int(number[1]) not in CRASHES:
-        return None
-    return int(number[1]), place[1] or ""
+def signal_of(detail: str) -> int | None:
+    """The signal of the crash that the detail of an end tells of; None where it tells of none."""
+    found = _SIGNAL.search(detail)
+    return int(found[1]) if found and int(found[1]) in CRASHES else None
+
+
+def _crash_of(detail: str) -> tuple[int, str] | None:
+    """Its `signal_of`, and the step ('' before the first); None where it tells of no crash, or not where."""
+    number, place = signal_of(detail), _STEP.search(detail)
+    return (number, place[1] or "") if number and place else None
 
 
 def repeats(attempt: Attempt, detail: str) -> bool:
     """Whether the attempt, which ends with this detail, crashed as the attempt before it did, at the same step: so will
     the next one."""
     before: Any = Attempt.objects.filter(run=attempt.run_id, number=attempt.number - 1).values_list("detail", flat=True)
-    crash = crash_of(detail)
-    return crash is not None and any(crash_of(found) == crash for found in before)
+    crash = _crash_of(detail)
+    return crash is not None and any(_crash_of(found) == crash for found in before)
