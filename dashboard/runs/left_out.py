@@ -23,8 +23,8 @@ def note(attempt: Attempt, worker: str, header: dict[str, Any]) -> None:
 
 
 def warning(run: Run) -> str:
-    """What to say on top of the page of a run under way whose newest checkpoint was left out; else ''. An earlier attempt
-    may have written elsewhere, and come further than the newest one has by now."""
+    """What to say on top of the page of a run under way whose newest checkpoint was left out; else ''. An earlier
+    attempt may have written elsewhere, and come further than the newest one has by now."""
     newest = Event.objects.filter(run=run, kind=KIND, attempt=attempt_of(run)).order_by("-pk").first()
     if newest is None or Checkpoint.objects.filter(run=run, at__gte=newest.at).exists():
         return ""
