@@ -14,7 +14,7 @@ from parallel_core.observe.suspension import SuspensionDetector
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Program
 from parallel_core.schedule.stream import Windows, longest_built, stream_end
-from parallel_core.schedule.text import around, spoken
+from parallel_core.schedule.text import around, spoken, under_way
 from parallel_core.spec import RunSpec
 
 STACKS = "Stacks of all ranks are at the end of their logs."
@@ -60,7 +60,7 @@ def place(folder: Path, rank: int) -> str:
         return ""
     if where.step == progress.NO_STEPS:
         return f" while it measured {where.op}"
-    op = f" in {spoken(where.op)}" if where.op else ""
+    op = f" in {under_way(where.op)}" if where.op else ""
     return f" at step {where.step}{op}" if where.step >= 0 else f" before its first step{op}"
 
 

@@ -56,6 +56,26 @@ def spoken(op: str) -> str:
     return f"{WORDS.get(Kind[found[2]], found[2])}{which} of stage {found[1]}{found[4] or ''}"
 
 
+_UNDER_WAY = {
+    "send": "sending",
+    "receive": "receiving",
+    "recompute": "recomputing",
+    "keep": "keeping",
+    "let": "letting",
+    "offload": "offloading",
+    "reload": "reloading",
+    "free": "freeing",
+}
+"""For the verb that words of an operation begin with: what a rank that is in it is doing."""
+
+
+def under_way(op: str) -> str:
+    """`spoken`, as it stands after `in`: `receiving gradient 0 of stage 1`, `forward 3 of stage 1`."""
+    said = spoken(op)
+    verb, space, rest = said.partition(" ")
+    return f"{_UNDER_WAY.get(verb, verb)}{space}{rest}" if said != op else op
+
+
 def parsed(op: str) -> tuple[int, Kind] | None:
     """Stage and kind of an operation as `str(Op)` writes it, whatever follows; None of other text, and of a PAIR."""
     found = _SPELT.fullmatch(op)

@@ -152,6 +152,22 @@ def test_an_operation_is_said_in_words(op: Op | str, words: str) -> None:
     assert text.spoken(str(op)) == words
 
 
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [
+        ("0RECV_GRAD0", "receiving gradient 0 of stage 0"),
+        ("1SEND_ACT3", "sending activation 3 of stage 1"),
+        ("1F3", "forward 3 of stage 1"),
+        ("2R1", "recomputing 1 of stage 2"),
+        ("reading data", "reading data"),
+        ("send it", "send it"),
+    ],
+)
+def test_what_a_rank_is_in_is_said_as_what_it_is_doing(op: str, words: str) -> None:
+    """A page said "in receive gradient 0"."""
+    assert text.under_way(op) == words
+
+
 def test_grid_marks_and_cuts_to_the_neighbourhood() -> None:
     made = schedule.compute_only("naive", 2, 20)
     lines = text.grid(made, (1, 20)).splitlines()

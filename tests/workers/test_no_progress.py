@@ -12,7 +12,7 @@ import time
 import pytest
 
 from parallel_core.observe import progress
-from parallel_core.schedule.text import spoken
+from parallel_core.schedule.text import under_way
 from tests.workers.harness import ENDLESS, NAME, Bench, none_alive, tiny
 
 WORKER = {"TRAINYARD_NO_PROGRESS_S": "20"}
@@ -35,7 +35,7 @@ def test_ranks_that_stand_still_are_ended_with_their_places(bench: Bench) -> Non
         marked = re.findall(r">(\w+)<", line)
         step = re.match(rf"rank {rank}, step (\d+) \| \d+: ", line)
         assert step and len(marked) == 1
-        assert re.search(rf"rank {rank} at step {step[1]} in {re.escape(spoken(marked[0]))}\b", end["detail"])
+        assert re.search(rf"rank {rank} at step {step[1]} in {re.escape(under_way(marked[0]))}\b", end["detail"])
     stacks = (bench.folder / "attempts" / str(attempt) / "log-0.txt").read_text()
     assert "most recent call first" in stacks and "executor.py" in stacks
 

@@ -37,7 +37,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.progress import NO_STEPS
 from parallel_core.outline import outline_of
 from parallel_core.plan.strategy import idle_share
-from parallel_core.schedule.text import spoken
+from parallel_core.schedule.text import under_way
 from parallel_core.spec import RunSpec
 from parallel_core.who_waits import computing
 
@@ -275,7 +275,7 @@ def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
         return f"Rank {rank} was last seen while it measured {where.get('op')}."
     if where.get("step", 0) < 0:
         return f"Rank {rank} was last seen {where.get('op') or 'starting'}, before its first step."
-    doing = spoken(where.get("op") or "no operation")
+    doing = under_way(where.get("op") or "no operation")
     return f"Rank {rank} was last seen at {step_text(where.get('step', 0))} in {doing}."
 
 
