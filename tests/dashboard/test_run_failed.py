@@ -165,6 +165,15 @@ def test_a_rank_that_failed_while_it_measured_has_no_step(reader: Client, alice:
     assert str(NO_STEPS) not in html(reader, run, "?tab=ranks").split('id="tab"')[1]
 
 
+@pytest.mark.parametrize("place", [{"step": 3, "op": "9RECV_GRAD0"}, {"step": 3, "op": None}, "here"])
+def test_a_place_that_this_version_cannot_read_does_not_keep_the_page_from_its_reader(alice: Any, place: Any) -> None:
+    """As of a worker of another version; of which rank waits for which, the controller leaves it out, too."""
+    run = failed(alice, "no_progress", "No rank moved for 60 s: rank 0 at step 3.")
+    Attempt.objects.filter(run=run).update(progress={"0": place}, report={})
+    found = verdict(Run.objects.get(pk=run.pk))
+    assert (found.sentence, found.rank) == ("No rank moved for 60 s: rank 0 at step 3.", None)
+
+
 def test_of_ranks_that_stood_still_the_log_of_the_one_that_waited_for_no_other_is_quoted(alice: Any) -> None:
     """It was that of rank 0, which only waited."""
     run = failed(alice, "no_progress", "No rank moved for 60 s: rank 0 at step 3; rank 1 at step 3.")

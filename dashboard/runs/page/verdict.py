@@ -260,9 +260,13 @@ def _failed(run: Run, attempt: Attempt | None) -> Verdict:
 
 
 def _held_up_by(run: Run, attempt: Attempt) -> int | None:
-    """Of ranks that stood still the first that waited for no other, whose log may say why; None if each did."""
-    places = {int(rank): (where.get("step", -1), where.get("op", "")) for rank, where in attempt.progress.items()}
-    return next(iter(computing(places, Layout.of(RunSpec.stored(run.spec)))), None)
+    """Of ranks that stood still the first that waited for no other, whose log may say why; None if each did, and where
+    a worker told of them in another form than this version expects."""
+    try:
+        places = {int(rank): (where.get("step", -1), where.get("op", "")) for rank, where in attempt.progress.items()}
+        return next(iter(computing(places, Layout.of(RunSpec.stored(run.spec)))), None)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None
 
 
 def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
