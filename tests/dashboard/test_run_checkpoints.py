@@ -180,3 +180,28 @@ def test_what_an_earlier_attempt_left_out_is_no_warning_of_the_newest(alice: Any
     assert left_out.warning(run)
     factory.start(run)
     assert left_out.warning(run) == ""
+
+
+def test_checkpoints_that_are_left_out_in_a_row_are_one_event(alice: Any) -> None:
+    """A disk that is full over night may leave out thousands, and the tab of events shows all that there are."""
+    run = factory.queued(alice, train={"checkpoint_every": 500, "steps": 9000})
+    attempt = factory.start(run)
+
+    def told(kind: str, step: int, **more: Any) -> list[str]:
+        factory.feed(attempt, 0, encode({"kind": kind, "rank": 0, "t": 1.0, "step": step, **more}))
+        return [" ".join(one.text.split()) for one in run.events.filter(kind="left_out")]
+
+    full = {"why": "No space left on device"}
+    for step in (1500, 2000, 2500):
+        texts = told("left_out", step, **full)
+    said = (
+        "The checkpoints after 1 500 to 2 500 steps found no room on yard-a and were left out: No space left on device."
+    )
+    assert texts == [f"{said} Training goes on; the next one is tried after 3 000 steps."]
+    assert said in " ".join(left_out.warning(run).split())
+    told("checkpoint", 3000, bytes=1000, seconds=0.1, kept=[3000])
+    assert left_out.warning(run) == ""
+    texts = told("left_out", 3500, **full)
+    assert len(texts) == 2 and texts[1].startswith(
+        "The checkpoint after 3 500 steps found no room on yard-a and was left"
+    )
