@@ -57,6 +57,7 @@ class LateStore(Store):
             info={name: told for name, told in records.info.items() if not getattr(row, name)},
             fault=None if str(rank) in attempt.report.get("faults", {}) else records.fault,
             checkpoints=[header for header in records.checkpoints if not _superseded(attempt, rank, header)],
+            left_out=[header for header in records.left_out if not _superseded(attempt, rank, header)],
             generated=[],
         )
         super()._keep_told(attempt, rank, rest)
@@ -91,7 +92,7 @@ def _insert(chunks: list[SeriesChunk], points: np.ndarray) -> None:
 
 
 def _superseded(attempt: Attempt, rank: int, header: dict[str, Any]) -> bool:
-    """Whether a later checkpoint of the run has told since which ones its worker keeps."""
+    """Whether a later checkpoint of the run has told since which ones its worker keeps, and that it had room."""
     later = Q(attempt__number__gt=attempt.number) | Q(attempt=attempt, step__gt=header["step"])
     worker = multi_host.worker_of(attempt.devices, rank)
     return Checkpoint.objects.filter(later, run=attempt.run_id, worker=worker).exists()

@@ -8,7 +8,7 @@ import pytest
 
 from dashboard.control.controller import Controller
 from dashboard.fleet.dead_letters import discard, store_again
-from dashboard.runs import selectors
+from dashboard.runs import left_out, selectors
 from dashboard.runs.models import (
     Attempt,
     Checkpoint,
@@ -56,6 +56,7 @@ def test_what_was_told_later_stays(peer: Peer, controller: Controller, attempt: 
     put_aside(peer, controller, attempt, points_frame(0, 2))
     put_aside(peer, controller, attempt, frame("hello", pid=5) + frame("phase", phase="warmup"))
     put_aside(peer, controller, attempt, frame("checkpoint", step=1, bytes=9, seconds=0.1, kept=[1]))
+    put_aside(peer, controller, attempt, frame("left_out", step=2, why="No space left on device"))
     put_aside(peer, controller, attempt, frame("fault", error="ValueError", message="first"))
     peer.send(attempt.pk, points_frame(2, 2) + frame("phase", phase="timed"))
     peer.send(attempt.pk, frame("checkpoint", step=3, bytes=9, seconds=0.1, kept=[3]))
@@ -67,7 +68,7 @@ def test_what_was_told_later_stays(peer: Peer, controller: Controller, attempt: 
     run, info = Run.objects.get(), RankInfo.objects.get()
     assert (run.step, run.loss) == (3, 3.5)
     assert (info.phase, info.hello["pid"]) == ("timed", 5)
-    assert list(Checkpoint.objects.values_list("step", flat=True)) == [3]
+    assert list(Checkpoint.objects.values_list("step", flat=True)) == [3] and not left_out.warning(run)
     assert Attempt.objects.get().report["faults"]["0"]["message"] == "later"
 
 
