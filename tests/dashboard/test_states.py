@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import timedelta
 from typing import Any
 
@@ -157,6 +158,21 @@ def test_a_run_that_crashes_twice_in_a_row_at_the_same_step_is_not_tried_again(
     assert (run.state, run.retries_left) == ((State.QUEUED, 7) if tried_again else (State.FAILED, 8))
     said = "The attempt before ended in the same way at the same step, so it is not tried again."
     assert (f"{then} {said}" == run.detail) is not tried_again
+
+
+@pytest.mark.parametrize(("number", "tried_again"), [(signal.SIGABRT, True), (signal.SIGSEGV, False)])
+def test_an_abort_of_a_run_over_several_hosts_may_be_for_the_loss_of_another(
+    run: Run, attempt: Attempt, worker: Worker, number: int, tried_again: bool
+) -> None:
+    """NCCL's watchdog ends ranks so whose peers are gone."""
+    Run.objects.filter(pk=run.pk).update(retries_left=9)
+    said = f"Rank 0 was killed by signal {number:d} at step 12 in forward 3 of stage 1."
+    states.finish(attempt, "failed", "killed_by_signal", said)
+    attempt = states.place(Run.objects.get(pk=run.pk), NODES, worker)
+    attempt.devices = [*NODES, {**NODES[0], "worker": "yard-b"}]
+    attempt.save()
+    states.finish(attempt, "failed", "killed_by_signal", said)
+    assert (state_of(run) == State.QUEUED) is tried_again
 
 
 def test_a_run_that_is_killed_from_outside_is_tried_again_as_often_as_it_was_told(

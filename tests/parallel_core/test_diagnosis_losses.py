@@ -154,11 +154,11 @@ def test_the_rate_to_try_follows_from_where_the_loss_fell() -> None:
         ({"lr": 0.3, "weight_decay": 10.0, "optimizer": "sgd", "momentum": 0.9}, "train.lr is 0.3", "Lower train.lr"),
         (
             {"lr": 0.003, "beta2": 0.0},
-            "train.beta1 is 0.9, above the root of train.beta2, 0: AdamW forgets how large gradients were before it "
+            "train.beta1 is 0.9, above 0, the root of train.beta2: AdamW forgets how large gradients were before it "
             "forgets them.",
             "Raise train.beta2, to 0.95 say.",
         ),
-        ({"beta1": 0.99, "beta2": 0.5}, "above the root", "Set train.beta1 to 0.9 and train.beta2 to 0.95."),
+        ({"beta1": 0.99, "beta2": 0.5}, "the root of train.beta2", "Set train.beta1 to 0.9 and train.beta2 to 0.95."),
         ({"lr": 0.3, "beta1": 0.9, "beta2": 0.8}, "train.lr is 0.3", "Lower train.lr"),
         ({"lr": 0.3, "beta2": 0.0, "optimizer": "sgd"}, "train.lr is 0.3", "Lower train.lr"),
     ],

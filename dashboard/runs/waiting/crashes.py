@@ -27,7 +27,9 @@ def _crash_of(detail: str) -> tuple[int, str] | None:
 
 def repeats(attempt: Attempt, detail: str) -> bool:
     """Whether the attempt, which ends with this detail, crashed as the attempt before it did, at the same step: so will
-    the next one."""
+    the next one. Not of an abort of one over several hosts: NCCL's watchdog does that where another host is lost."""
     before: Any = Attempt.objects.filter(run=attempt.run_id, number=attempt.number - 1).values_list("detail", flat=True)
     crash = _crash_of(detail)
-    return crash is not None and any(_crash_of(found) == crash for found in before)
+    if crash is None or (crash[0] == signal.SIGABRT and len(attempt.devices) > 1):
+        return False
+    return any(_crash_of(found) == crash for found in before)

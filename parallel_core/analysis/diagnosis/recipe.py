@@ -39,7 +39,7 @@ def forgets_too_soon(case: Case, at: int) -> tuple[str, str] | None:
     both = f"Set train.beta1 to {USUAL.beta1:g} and train.beta2 to {USUAL.beta2:g}."
     raised = f"Raise train.beta2, to {USUAL.beta2:g} say."
     return (
-        f"train.beta1 is {train.beta1:g}, above the root of train.beta2, {train.beta2:g}: AdamW forgets how large "
-        "gradients were before it forgets them.",
+        f"train.beta1 is {train.beta1:g}, above {math.sqrt(train.beta2):.2g}, the root of train.beta2: AdamW "
+        "forgets how large gradients were before it forgets them.",
         raised if train.beta1 < math.sqrt(USUAL.beta2) else both,
     )
