@@ -32,8 +32,8 @@ def written(database: Any) -> str:
     notes as applied."""
     with database.cursor() as cursor:
         cursor.execute(
-            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' "
-            "ORDER BY type = 'index', tbl_name, name"
+            # In the order in which they were made: SQLite chooses between two indexes by it.
+            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
         )
         lines = [f"{' '.join(sql.split())};" for (sql,) in cursor.fetchall()]
         cursor.execute("SELECT app, name FROM django_migrations ORDER BY app, name")

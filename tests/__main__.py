@@ -86,9 +86,8 @@ def lint() -> list[Step]:
 
 def suite(wanted: str, full: bool = False) -> list[Step]:
     """mypy, and the parts into which the tests that `wanted` selects are split. The longest begin first, so that the
-    workers of the pool finish at about the same time; last come three that compute, as the short ones, which mostly
-    wait for processes, would leave the cores idle. With `full`, the pairs of features are a part of their own, and they
-    and the kills and PostgreSQL, where all pages are tested again, then take longest.
+    workers of the pool finish at about the same time. With `full`, the pairs of features are a part of their own, and
+    they and the kills and PostgreSQL, where all pages are tested again, then take longest.
     """
 
     def part(title: str, paths: Sequence[str]) -> Step:
@@ -104,12 +103,12 @@ def suite(wanted: str, full: bool = False) -> list[Step]:
         part("more of the engine", engine[1::3]),
         *([] if full else [kills]),
         part("still more of the engine", engine[2::3]),
+        part("still more pages", pages[2::3]),
         part("more pages", pages[1::3]),
+        part("pages", pages[::3]),
         part("the others", elsewhere),
         part("workers", files(WORKERS)),
         ("mypy", [sys.executable, "-m", "mypy"]),
-        part("pages", pages[::3]),
-        part("still more pages", pages[2::3]),
     ]
 
 

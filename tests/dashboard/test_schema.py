@@ -43,7 +43,8 @@ def test_a_migration_that_the_file_lacks_is_applied(tmp_path: Path) -> None:
     older = [line for line in lines if "webhook" not in line]
     assert len(older) < len(lines)
     (tmp_path / "older.sql").write_text("\n".join(older))
-    assert made_with(tmp_path / "older.sql", tmp_path) == schema.FILE.read_text()
+    made = made_with(tmp_path / "older.sql", tmp_path).splitlines()
+    assert sorted(made) == sorted(lines)
 
 
 @pytest.mark.django_db
