@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of the errors of a full disk."""
+"""Numbers of the errors of a full disk, and of one of which a user may have no more."""
 
 
 @contextmanager

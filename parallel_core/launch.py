@@ -22,6 +22,7 @@ process uses it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -33,9 +34,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, EXIT_FULL = 1, 2, 3, 4, 5
+EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, EXIT_FULL, EXIT_QUOTA = 1, 2, 3, 4, 5, 6
 """Exit codes of a rank: its code raised; out of memory (with evidence); another rank vanished during a collective;
-stopped by SIGTERM after a complete step, with a checkpoint; a full disk took not even the record of a failure."""
+stopped by SIGTERM after a complete step, with a checkpoint; a disk that was full, or of which the user may have no
+more (two codes), took not even the record of a failure."""
+_REFUSED = {EXIT_FULL: errno.ENOSPC, EXIT_QUOTA: errno.EDQUOT}
 
 STOP_GRACE_S = 2.0
 """From TERM to KILL when an attempt is stopped: ranks that are between steps save a checkpoint in it."""
@@ -257,8 +260,8 @@ def environment() -> dict[str, str]:
 
 def describe_exit(code: int) -> str:
     """Describes an exit code: 'signal 9 (SIGKILL)' or 'exit code 1'."""
-    if code == EXIT_FULL:
-        return f"exit code {code} (No space left on device for its records)"
+    if code in _REFUSED:
+        return f"exit code {code} ({os.strerror(_REFUSED[code])} for its records)"
     if code >= 0:
         return f"exit code {code}"
     if code == -signal.SIGBUS:

@@ -209,7 +209,7 @@ class Server:
             code = 0
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in NO_SPACE:
-                code = launch.EXIT_FULL
+                code = launch.EXIT_FULL if error.errno == errno.ENOSPC else launch.EXIT_QUOTA
             traceback.print_exc()
         finally:
             os._exit(code)

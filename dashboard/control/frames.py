@@ -119,7 +119,8 @@ def _checkpoint(out: Decoded, frame: Frame, header: Header) -> None:
 
 
 def _left_out(out: Decoded, frame: Frame, header: Header) -> None:
-    out.left_out.append({**_numbers(header, "step"), "why": str(header["why"])[:MAX_WHY]})
+    last = header.get("last") is True  # workers of earlier versions do not send it
+    out.left_out.append({**_numbers(header, "step"), "why": str(header["why"])[:MAX_WHY], "last": last})
 
 
 def _profile(out: Decoded, frame: Frame, header: Header) -> None:

@@ -12,6 +12,10 @@ from dashboard.runs.models import Attempt, Checkpoint, Event, Run
 from parallel_core.analysis.quantities import count_text, step_text, steps_text
 
 KIND = "left_out"
+NO_SPACE = "No space left on device"
+"""The operating system's message about a full disk."""
+QUOTA = "quota exceeded"
+"""In that about a disk that has room, of which its user may have no more."""
 _FIRST = re.compile(r" after (\d[\d\s]*)")
 """In the text of an event, the steps of the first checkpoint that it tells of."""
 
@@ -22,8 +26,10 @@ def note(attempt: Attempt, worker: str, header: dict[str, Any]) -> None:
     every, last = int(train.get("checkpoint_every") or 0), int(train.get("steps") or 0)
     before = _newest(run, attempt)
     found = _found(step, _FIRST.search(before.text) if before else None, worker)
-    due = every > 0 and step % every == 0 and step < last
+    due = every > 0 and step % every == 0 and step < last and not header["last"]
     more = f" Training goes on; the next one is tried after {steps_text(min(step + every, last))}." if due else ""
+    if header["last"]:
+        more = " The run was ending, so no other one was tried."
     text = f"{found}: {header['why']}.{more}"
     if before is None:
         return states.record(run, KIND, text, attempt)
@@ -54,4 +60,6 @@ def warning(run: Run) -> str:
         return ""
     there = resuming.sound(run)
     lost = f"Everything after {step_text(there[-1])} would be lost" if there else "There is none yet"
+    if QUOTA in newest.text:
+        return f"{newest.text} {lost}; `quota -s` there says how much its user may have on that disk."
     return f"{newest.text} {lost}; Fleet says how much room its disk has."

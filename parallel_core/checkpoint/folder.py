@@ -155,6 +155,12 @@ def saving_path(folder: Path, attempt: int, step: int) -> Path:
     return folder / f"{_SAVING}{attempt}-{step:08}"
 
 
+def sign_path(folder: Path, attempt: int, rank: int) -> Path:
+    """The path of the empty file that a rank keeps for the case that there is no room (`parts.keep_sign`); it goes with
+    what the attempt is saving."""
+    return folder / f"{_SAVING}{attempt}-sign-{rank}"
+
+
 def saving(folder: Path, attempt: int, step: int) -> Path:
     """The folder at `saving_path`; created if missing."""
     path = saving_path(folder, attempt, step)

@@ -57,12 +57,12 @@ def _train(options: argparse.Namespace) -> int:
     for sentence in sentences(spec.inject):
         print(f"broken on purpose. {sentence}")
     _require_devices(spec, options.devices)
-    resume = _checkpoint(options.resume, spec) if options.resume else None
+    resume, done = _checkpoint(options.resume, spec) if options.resume else (None, 0)
     if resume is None:
         own_text.require_weights(spec, options.corpora, options.text)
     with own_text.folder_of(spec, options.text, options.corpora) as corpora, _claimed(options.out) as folder:
         _require_room(folder, resume)
-        outcome = _run(spec, folder, resume, corpora, options)
+        outcome = _run(spec, folder, resume, corpora, options, Shown(outline_of(spec.model).target, done))
     print(_ending(outcome, spec))
     if outcome.ok or outcome.diverged:
         print("\n".join(findings(case_of(spec, outcome))))
@@ -70,10 +70,10 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _run(
-    spec: RunSpec, folder: Path, resume: Path | None, corpora: Path | None, options: argparse.Namespace
+    spec: RunSpec, folder: Path, resume: Path | None, corpora: Path | None, options: argparse.Namespace, shown: Shown
 ) -> Outcome:
     """Trains in `folder`; after Ctrl-C says what was saved."""
-    save_s, shown = stop.save_s(), Shown(outline_of(spec.model).target)
+    save_s = stop.save_s()
 
     def stopping() -> None:
         shown.stopping = True
@@ -150,15 +150,16 @@ def _require_room(folder: Path, resume: Path | None) -> None:
         )
 
 
-def _checkpoint(path: Path, spec: RunSpec) -> Path:
-    """Returns the checkpoint at `path`. Raises CommandError where a run of `spec` cannot be resumed from it."""
+def _checkpoint(path: Path, spec: RunSpec) -> tuple[Path, int]:
+    """Returns the checkpoint at `path`, and the steps done there. Raises CommandError where a run of `spec` cannot be
+    resumed from it."""
     found, manifest = checkpoint_of(path)
     try:
         match.require_match(manifest, spec)
     except manifests.CheckpointError as error:
         raise CommandError(f"{path} cannot be resumed: {error}") from error
     print(f"goes on from {found}: {plural_text(manifest.step, 'step')} done")
-    return found
+    return found, manifest.step
 
 
 class Shown:
@@ -168,8 +169,10 @@ class Shown:
     `stopping`: the run is ending; until then a line that nobody can read any more ends it as Ctrl-C does.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, resumed: int = 0) -> None:
+        """`resumed`: the steps done in the checkpoint that the run goes on from; 0 without one."""
         self.stopping = False
+        self._resumed = resumed
         self._target = target
         self._waiting: dict[str, dict[int, float]] = {"step_time": {}, "tokens_per_s": {}}
         self._saved = -1
@@ -183,8 +186,7 @@ class Shown:
             self._say(f"checkpoint of {plural_text(done, 'step')}: {size:,} bytes in {took:.2f} s")
         if frame.kind == "left_out":
             done, why = frame.header["step"], frame.header["why"]
-            left = f"that of {plural_text(self._saved, 'step')} stays" if self._saved > 0 else "there is none yet"
-            self._say(f"no checkpoint of {plural_text(done, 'step')}: {why}; {left}")
+            self._say(f"no checkpoint of {plural_text(done, 'step')}: {why}; {self._left(last=frame.header['last'])}")
         for name, values in self._waiting.items():
             values.update((int(point["step"]), float(point["value"])) for point in points([frame], name))
         for point in points([frame], "loss"):
@@ -194,6 +196,14 @@ class Shown:
 
         for point in points([frame], "eval_loss"):
             self._say(f"step {point['step']:>6}  held-out loss {point['value']:.6f}")
+
+    def _left(self, *, last: bool) -> str:
+        """What there is where a checkpoint was left out, the `last` one or not."""
+        if self._saved > 0:
+            return f"that of {plural_text(self._saved, 'step')} stays"
+        if self._resumed:
+            return f"that of {plural_text(self._resumed, 'step')}, from which it went on, stays"
+        return "there is none, and the run was ending" if last else "there is none yet"
 
     def _say(self, line: str) -> None:
         if not say(line) and not self.stopping:

@@ -52,12 +52,13 @@ PARTS_S = 600.0
 
 class Saved(NamedTuple):
     """What a checkpoint after `step` steps has besides tensors. `blocked` = seconds for which training stood
-    still: until the checkpoint before was written, and while the state was copied."""
+    still: until the checkpoint before was written, and while the state was copied. `last`: the run ends there."""
 
     step: int
     held_out: float | None
     scalars: Mapping[str, float]
     blocked: float
+    last: bool
 
 
 class Saver:
@@ -89,22 +90,24 @@ class Saver:
         if trainer.rank == 0:
             config.folder.mkdir(parents=True, exist_ok=True)
             folders.tidy(config.folder, config.attempt)
+        else:
+            parts.keep_sign(self._sign(trainer.rank))
 
-    def after_step(self, done: int, held_out: float | None = None) -> float:
+    def after_step(self, done: int, held_out: float | None = None, *, last: bool = False) -> float:
         """Saves if a checkpoint is due after `done` steps; returns the seconds for which that kept this rank from the
-        next step. `held_out` as in `save`. Raises CheckpointError where an earlier save failed."""
+        next step. `held_out` and `last` as in `save`. Raises CheckpointError where an earlier save failed."""
         if self._error is not None:
             raise self._error
-        return self.save(done, held_out) if self.due(done) else 0.0
+        return self.save(done, held_out, last=last) if self.due(done) else 0.0
 
     def due(self, done: int) -> bool:
         """Whether a checkpoint is due after `done` steps."""
         return self._every > 0 and (done % self._every == 0 or done == self._trainer.spec.train.steps)
 
-    def save(self, done: int, held_out: float | None = None) -> float:
+    def save(self, done: int, held_out: float | None = None, *, last: bool = False) -> float:
         """Copies the state after `done` steps and starts writing it in a thread; waits for an earlier save first.
         Returns the seconds that this took. A collective. `held_out`: the held-out loss, if it was evaluated after these
-        steps."""
+        steps. `last`: whether the run ends after these, or before its next checkpoint is due."""
         trainer = self._trainer
         # What this rank, or under a flush another, has yet to do of the step is no cost of the checkpoint.
         trainer.device.synchronise()
@@ -117,7 +120,7 @@ class Saver:
             self._last, self._left_out = done, None
             copy, stats = self._copied()
             known = held_out if held_out is not None and math.isfinite(held_out) else None
-            arguments = (Saved(done, known, trainer.scalars(), time.perf_counter() - began), copy, stats)
+            arguments = (Saved(done, known, trainer.scalars(), time.perf_counter() - began, last), copy, stats)
             self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
             self._thread.start()
         return time.perf_counter() - began
@@ -168,18 +171,25 @@ class Saver:
         try:
             folders.require_latest(config.folder, config.attempt)
             where = folders.saving_path(config.folder, config.attempt, saved.step)
+            full: int | None = None
             try:
                 self._write_part(where, copy, stats)
             except OSError as error:
                 if not _no_room(error):
                     raise
-                parts.leave_out(where, rank)
+                full = error.errno
+                parts.remove_part(where, rank)
             if rank == 0:
-                self._publish_or_leave_out(where, saved, began)
+                self._publish_or_leave_out(where, saved, began, full)
+            elif full is not None:
+                parts.leave_out(where, rank, full, self._sign(rank))
         except CheckpointError as error:
             self._error = error
         except BaseException as error:  # any: that a thread has ended tells nobody, and the run goes on
             self._error = _unwritten(saved.step, error)
+
+    def _sign(self, rank: int) -> Path:
+        return folders.sign_path(self._config.folder, self._config.attempt, rank)
 
     def _write_part(self, where: Path, copy: Buffers, stats: Mapping[str, Tensor]) -> None:
         where.mkdir(parents=True, exist_ok=True)
@@ -187,25 +197,26 @@ class Saver:
         part = storage.write(shares, where / f"rank-{rank}.bin", lambda: setattr(self, "_moved", True))
         parts.write_part(where, rank, part)
 
-    def _publish_or_leave_out(self, where: Path, saved: Saved, began: float) -> None:
-        """As `_publish`; where there is no room, removes what was written and emits that (rank 0)."""
+    def _publish_or_leave_out(self, where: Path, saved: Saved, began: float, own: int | None) -> None:
+        """As `_publish`; where there is no room, removes what was written and emits that (rank 0). `own` as in
+        `parts.gather_parts`."""
         try:
-            self._publish(where, saved, began)
+            self._publish(where, saved, began, own)
         except (CheckpointError, OSError) as error:
             if not _no_room(error):
                 raise
-            parts.drop(where, self._trainer.layout.world)
+            parts.drop(where, [self._sign(rank) for rank in range(self._trainer.layout.world)])
             # Its frames hold the copy of the state, which would stay in memory until the next save.
             self._left_out = _unwritten(saved.step, error.with_traceback(None))
             log.warning("%s", self._left_out)
             why = error.strerror if isinstance(error, OSError) else str(error)
-            self._sink.emit("left_out", step=saved.step, why=why)
+            self._sink.emit("left_out", step=saved.step, why=why, last=saved.last)
 
-    def _publish(self, where: Path, saved: Saved, began: float) -> None:
+    def _publish(self, where: Path, saved: Saved, began: float, own: int | None) -> None:
         """Waits for the parts of all ranks, writes the manifest, renames the folder into place and emits the record
         (rank 0)."""
         config, trainer = self._config, self._trainer
-        written = parts.gather_parts(where, trainer.layout.world, PARTS_S)
+        written = parts.gather_parts(where, trainer.layout.world, PARTS_S, own)
         folders.require_latest(config.folder, config.attempt)
         manifest = parts.merge(
             written,

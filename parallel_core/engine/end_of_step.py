@@ -36,9 +36,10 @@ def save(saver: Saver | None, report: Reporter, times: StepTimes, now: EndOfStep
     if now.stop or saver.due(now.done):
         # Points first: a kill after the checkpoint, which waits for a GPU, too, would leave a gap that nothing fills.
         report.flush(whole=True)
-    times.leave_out(saver.after_step(now.done, now.held_out))
+    last = bool(now.stop) or now.done == steps
+    times.leave_out(saver.after_step(now.done, now.held_out, last=last))
     if now.stop:
-        saver.save(now.done, now.held_out)
+        saver.save(now.done, now.held_out, last=last)
         if now.done < steps and now.stop is Reason.SIGNAL:
             saver.wait()
             raise Stopped(now.done)

@@ -28,6 +28,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from parallel_core.atomic_file import NO_SPACE
+
 MAGIC = b"TY"
 _HEAD = struct.Struct("<2sII")
 _EVENTS = re.compile(r"events-(?P<rank>\d+)(\.(?P<base>\d+))?\.bin", re.ASCII)
@@ -65,7 +67,8 @@ class FileSink:
     """
 
     def __init__(self, folder: Path, rank: int, segment: int | None = None) -> None:
-        """`segment`: bytes after which the stream goes on in a new file; None = all of it in one."""
+        """`segment`: bytes after which the stream goes on in a new file, if there is room for one more; None = all of
+        it in one."""
         self.rank = rank
         self._folder, self._segment, self._base = folder, segment, 0
         self._file: IO[bytes] = events_path(folder, rank).open("ab", buffering=0)
@@ -75,8 +78,7 @@ class FileSink:
         rest = memoryview(encode({"kind": kind, "rank": self.rank, "t": time.time(), **header}, blob))
         with self._alone:
             begin = self._file.seek(0, os.SEEK_END)
-            if self._segment is not None and begin >= self._segment:
-                self._go_on_at(self._base + begin)
+            if self._segment is not None and begin >= self._segment and self._goes_on_at(self._base + begin):
                 begin = 0
             try:
                 while rest:
@@ -85,10 +87,17 @@ class FileSink:
                 self._file.truncate(begin)
                 raise
 
-    def _go_on_at(self, base: int) -> None:
-        following = events_path(self._folder, self.rank, base).open("ab", buffering=0)
+    def _goes_on_at(self, base: int) -> bool:
+        """Begins a new file. Returns False where there is no room for one: without inodes, this one can still grow."""
+        try:
+            following = events_path(self._folder, self.rank, base).open("ab", buffering=0)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            return False
         self._file.close()
         self._file, self._base = following, base
+        return True
 
     def close(self) -> None:
         self._file.close()

@@ -27,7 +27,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
     checkpoint  step (steps done), bytes, seconds (to write it, during training), blocked (seconds for which training
              stopped), kept: [steps of the run's checkpoints that exist], held_out (loss, or null); only from rank 0.
              Emitted again where held_out became known after the save
-    left_out  step (steps done), why: a checkpoint that found no room, so that there is none; only from rank 0
+    left_out  step (steps done), why: a checkpoint that found no room, so that there is none; last: true where the run
+             ends there, as it was asked to or has done every step (no such key in earlier versions); only from rank 0
     generated  first (number of tokens of a sample in earlier records), tokens (the new ones of each sample), prefill
              (seconds until the first token), seconds (of each new token except the very first), collective and p2p
              (of those seconds, the ones in tensor-parallel collectives and in messages between stages; no such keys in

@@ -160,6 +160,18 @@ def test_a_checkpoint_that_found_no_room_is_told_until_a_later_one_is_written(
     assert "Everything after step 40 would be lost; Fleet says" in shown()
 
 
+def test_a_checkpoint_left_out_as_the_run_was_stopped_promises_no_next_one(alice: Any) -> None:
+    run = factory.queued(alice, train={"checkpoint_every": 20, "steps": 100})
+    attempt = factory.start(run)
+    told = {"kind": "left_out", "rank": 0, "t": 1.0, "step": 20, "why": "Disk quota exceeded", "last": True}
+    factory.feed(attempt, 0, encode(told))
+    said = (
+        "found no room on yard-a and was left out: Disk quota exceeded. The run was ending, so no other one was tried."
+    )
+    assert run.events.get(kind="left_out").text == f"The checkpoint after 20 steps {said}"
+    assert "`quota -s` there says" in left_out.warning(run) and "Fleet" not in left_out.warning(run)
+
+
 def test_of_checkpoints_that_are_told_at_once_the_newest_decides_whether_the_page_warns(alice: Any) -> None:
     """As after an outage of the controller, which then reads all at once."""
     full = {"kind": "left_out", "rank": 0, "t": 1.0, "why": "No space left on device"}

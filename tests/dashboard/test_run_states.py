@@ -69,6 +69,18 @@ def test_a_full_disk_is_no_error_in_the_code(reader: Client, alice: Any) -> None
     factory.end(run, State.FAILED, detail, "user_code")
     said = html(reader, run)
     assert "Failed: a full disk" in said and "an error in the training code" not in said
+    assert "once its worker&#x27;s disk has room" in said
+
+
+def test_a_used_up_quota_is_not_told_as_a_full_disk(reader: Client, alice: Any) -> None:
+    """Fleet would show a disk with room."""
+    run = factory.queued(alice)
+    factory.start(run)
+    detail = "Rank 0 ended with exit code 6 (Disk quota exceeded for its records) at step 25 in forward."
+    factory.end(run, State.FAILED, detail, "user_code")
+    said = html(reader, run)
+    assert "Failed: a used-up disk quota" in said and "a full disk" not in said
+    assert "a larger quota" in said and "Fleet says what is left" not in said
 
 
 def test_a_run_cancelled_in_the_queue_took_no_time(reader: Client, alice: Any) -> None:

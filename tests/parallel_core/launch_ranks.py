@@ -124,9 +124,17 @@ def describe(args: RankArgs, sink: FileSink, page: Progress) -> None:
 
 def fill_disk(args: RankArgs, sink: FileSink, page: Progress) -> None:
     """Fails on a disk that takes no record any more, not even that of the failure."""
+    _refuse(sink, errno.ENOSPC)
 
+
+def fill_quota(args: RankArgs, sink: FileSink, page: Progress) -> None:
+    """As `fill_disk` where only this user may have no more of the disk."""
+    _refuse(sink, errno.EDQUOT)
+
+
+def _refuse(sink: FileSink, number: int) -> None:
     def write(kind: str, blob: bytes = b"", **header: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
     sink.emit = write  # type: ignore[method-assign]
     sink.emit("phase")
@@ -144,6 +152,7 @@ _ALL = (
     meet,
     describe,
     fill_disk,
+    fill_quota,
 )
 BEHAVIOURS = {f.__name__: f for f in _ALL}
 

@@ -84,6 +84,8 @@ def test_no_rank_says_that_it_saved_before_the_checkpoint_is_whole(tmp_path: Pat
     assert "No space left" in ends[0]
     assert ends[1] != "said that it had saved"
     assert folders.steps(tmp_path / "run") == []
+    told = [f.header["last"] for f in read_file(events_path(tmp_path, 0)) if f.kind == "left_out"]
+    assert told == [True], "no next one is tried"
 
 
 def _run_short_of_room(
@@ -114,9 +116,45 @@ def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_tried(tmp_
     ends = ranks.run(spec, partial(_run_short_of_room, short=short, at=(4,)), tmp_path)
     assert ends == ["done", "done"]
     assert folders.steps(tmp_path / "run") == [8, 9]
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-00000008", "step-00000009"]
+    left = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert left == [".saving-0-sign-1", "step-00000008", "step-00000009"]
     told = [f.header for f in read_file(events_path(tmp_path, 0)) if f.kind == "left_out"]
     assert [(said["step"], said["why"][:23]) for said in told] == [(4, "No space left on device")]
+
+
+def _run_without_files(
+    spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, short: Sequence[int], number: int
+) -> str:
+    """How the run ends for a rank if the ranks `short` can make neither a folder nor a file after 4 and 5 steps."""
+    usual = {name: getattr(Path, name) for name in ("mkdir", "touch", "open")}
+
+    def full(name: str, path: Path, *more: Any, **named: Any) -> Any:
+        if rank in short and any(f"{step:08}" in str(path) for step in (4, 5)) and not path.exists():
+            raise OSError(number, os.strerror(number))
+        return usual[name](path, *more, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in usual:
+            patch.setattr(Path, name, lambda path, *more, made=name, **named: full(made, path, *more, **named))
+        try:
+            _run_whole(spec, rank, meeting, folder)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+@pytest.mark.parametrize(("short", "number"), [((0,), errno.ENOSPC), ((1,), errno.EDQUOT), ((0, 1), errno.ENOSPC)])
+def test_a_disk_that_takes_no_file_at_all_leaves_out_checkpoints_too(
+    tmp_path: Path, short: tuple[int, ...], number: int
+) -> None:
+    """As one without inodes, or that something else has filled to the last byte."""
+    spec = spec_of({}, {"steps": 6, "checkpoint_every": 1, "keep": 9}, pp=2)
+    ends = ranks.run(spec, partial(_run_without_files, short=short, number=number), tmp_path)
+    assert ends == ["done", "done"]
+    assert folders.steps(tmp_path / "run") == [1, 2, 3, 6]
+    told = [f.header for f in read_file(events_path(tmp_path, 0)) if f.kind == "left_out"]
+    why = f"{os.strerror(number)} for the part of rank {short[0]}"
+    assert [(said["step"], said["why"], said["last"]) for said in told] == [(4, why, False), (5, why, False)]
 
 
 def test_the_copy_of_a_checkpoint_that_is_left_out_is_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

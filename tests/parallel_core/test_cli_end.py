@@ -124,13 +124,25 @@ def test_a_checkpoint_is_told_once_though_its_record_comes_again(capsys: pytest.
 
 
 def test_a_checkpoint_that_found_no_room_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    shown, full = train.Shown("tokens"), {"kind": "left_out", "why": "No space left on device"}
+    shown, full = train.Shown("tokens"), {"kind": "left_out", "why": "No space left on device", "last": False}
     shown.show(Frame({**full, "step": 10}, b"", 0))
     shown.show(Frame({"kind": "checkpoint", "step": 20, "bytes": 1000, "seconds": 0.5}, b"", 0))
     shown.show(Frame({**full, "step": 30}, b"", 0))
     first, _, third = capsys.readouterr().out.splitlines()
     assert first == "no checkpoint of 10 steps: No space left on device; there is none yet"
     assert third == "no checkpoint of 30 steps: No space left on device; that of 20 steps stays"
+
+
+@pytest.mark.parametrize(
+    ("resumed", "left"),
+    [(0, "there is none, and the run was ending"), (8, "that of 8 steps, from which it went on, stays")],
+)
+def test_a_run_that_ends_without_room_for_its_checkpoint_says_what_there_is(
+    capsys: pytest.CaptureFixture[str], resumed: int, left: str
+) -> None:
+    full = {"kind": "left_out", "step": 10, "why": "No space left on device", "last": True}
+    train.Shown("tokens", resumed).show(Frame(full, b"", 0))
+    assert capsys.readouterr().out == f"no checkpoint of 10 steps: No space left on device; {left}\n"
 
 
 def test_a_lost_terminal_is_as_ctrl_c_once(handlers: None) -> None:

@@ -19,6 +19,7 @@ from parallel_core import processes
 from parallel_core.engine.meeting import meet
 from parallel_core.launch import (
     EXIT_FULL,
+    EXIT_QUOTA,
     Event,
     ForkServer,
     ServerLost,
@@ -79,11 +80,17 @@ def test_a_signal_is_told_with_what_it_means() -> None:
     assert "a file that was cut while it was read" in describe_exit(-signal.SIGBUS)
 
 
-def test_a_rank_that_cannot_write_that_its_disk_is_full_says_so_by_its_exit_code(yard: Yard) -> None:
-    yard.start(1, "fill_disk")
+@pytest.mark.parametrize(
+    ("role", "code", "said"),
+    [("fill_disk", EXIT_FULL, "No space left on device"), ("fill_quota", EXIT_QUOTA, "Disk quota exceeded")],
+)
+def test_a_rank_that_cannot_write_that_its_disk_is_full_says_so_by_its_exit_code(
+    yard: Yard, role: str, code: int, said: str
+) -> None:
+    yard.start(1, role)
     yard.until("gone", attempt=1)
-    assert yard.exits(1) == [(0, EXIT_FULL)]
-    assert "No space left on device" in describe_exit(EXIT_FULL)
+    assert yard.exits(1) == [(0, code)]
+    assert said in describe_exit(code)
 
 
 def test_a_rank_killed_from_outside_ends_its_group(yard: Yard) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from parallel_core.observe.record_files import (
     events_path,
     last_of,
     read_frames,
+    read_stream,
     segments,
     segments_by_rank,
     skim,
@@ -93,6 +96,27 @@ def test_a_stream_goes_on_in_new_files_and_its_last_records_are_found(tmp_path: 
         header = last_of(tmp_path, 1, kind)
         assert header is not None and header[key] == value
     assert last_of(tmp_path, 1, "summary") is None
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_a_stream_stays_in_its_file_where_there_is_no_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A disk without inodes takes what is appended all the same."""
+    sink = FileSink(tmp_path, 1, segment=200)
+    sink.emit("phase", b"x" * 300, phase="timed", step=0)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refused)
+        with nullcontext() if number == errno.ENOSPC else pytest.raises(OSError, match=os.strerror(number)):
+            sink.emit("fault", message="why")
+    sink.emit("exit", code=3)
+    assert len(segments(tmp_path, 1)) == 2
+    kinds = [frame.kind for frame in read_stream(tmp_path, 1)]
+    assert kinds == ["phase", *(["fault"] if number == errno.ENOSPC else []), "exit"]
 
 
 def test_the_last_record_is_found_whatever_its_length_looks_like(tmp_path: Path) -> None:

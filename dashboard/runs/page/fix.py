@@ -11,6 +11,7 @@ from dashboard.runs import resuming, selectors
 from dashboard.runs.findings import change_of
 from dashboard.runs.form.form_words import in_form_words, short_label
 from dashboard.runs.generation import generate_panel
+from dashboard.runs.left_out import NO_SPACE, QUOTA
 from dashboard.runs.models import Run
 from dashboard.runs.run_files import Files
 from dashboard.runs.states import retries_at_first
@@ -24,8 +25,6 @@ from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fix
 from parallel_core.spec import RunSpec
 
 WARM_UP = "train.lr_warmup_steps"
-NO_SPACE = "No space left on device"
-"""The operating system's message about a full disk."""
 BREAKS = {"out_of_memory": ("memory_hog",), "not_finite": ("high_lr", "high_scale", "flipped_bit")}
 """Cause -> the kinds of injected faults that can end a run so."""
 
@@ -76,6 +75,9 @@ def _of_its_error(run: Run) -> str:
         return f"Set TRAINYARD_ADDRESS on {where} to {reached}, start it again, then {again[:1].lower()}{again[1:]}."
     if NO_SPACE in run.detail:
         return f"{again} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
+    if QUOTA in run.detail:
+        more = "once its worker's user has less on that disk, or a larger quota (`quota -s` there)"
+        return f"{again} {more}, or keep fewer checkpoints."
     return ""
 
 

@@ -10,9 +10,10 @@ from dashboard.fleet.listening import away_sentence
 from dashboard.runs import left_out, linking, resuming, selectors
 from dashboard.runs.form.form_words import OF_ERRORS, in_ended_words
 from dashboard.runs.generation import generated_text, text_times
+from dashboard.runs.left_out import NO_SPACE, QUOTA
 from dashboard.runs.models import ACTIVE, Attempt, Run, State
 from dashboard.runs.page import losses
-from dashboard.runs.page.fix import NO_SPACE, fix
+from dashboard.runs.page.fix import fix
 from dashboard.runs.page.shares import shares
 from dashboard.runs.page.starting import placed, starting
 from dashboard.runs.waiting.asking import queued_runs
@@ -85,6 +86,8 @@ def cause_of(run: Run) -> str:
         return ""
     if NO_SPACE in run.detail:
         return "a full disk"
+    if QUOTA in run.detail:
+        return "a used-up disk quota"
     named = next((words for error, words in OF_ERRORS.items() if f"{error}: " in run.detail), "")
     return named or CAUSES.get(run.cause, run.cause)
 
