@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,19 @@ def test_what_a_killed_process_left_goes_in_time(folder: Path, alice: Any) -> No
     assert not old.exists() and new.exists()
 
 
+def test_a_file_whose_text_got_no_row_before_a_kill_goes_in_time(folder: Path, tale: Corpus, alice: Any) -> None:
+    """Or lost it to a deletion that was killed. Not the file of a text that is there, nor one that may get its row."""
+    day_old = time.time() - corpora.LEFT_S - 60
+    for number, age in enumerate((day_old, time.time()), 10):
+        (folder / (f"{number}" * 32)).write_bytes(b"a tale of nobody")
+        os.utime(folder / (f"{number}" * 32), (age,) * 2)
+    (folder / "notes").touch()
+    for name in (tale.sha256, "notes"):
+        os.utime(folder / name, (day_old,) * 2)
+    corpora.store(owner=alice, upload=SimpleUploadedFile("tale.txt", b"once upon a time " * 100))
+    assert {path.name for path in folder.iterdir()} == {tale.sha256, "11" * 32, "notes"}
+
+
 def test_every_built_in_corpus_has_a_label() -> None:
     assert set(BUILT_IN_CORPORA) <= set(CORPUS_LABELS), "give it a label in dashboard/runs/form/choice_labels.py"
 
@@ -162,7 +176,7 @@ def test_a_text_that_could_not_be_deleted_keeps_its_file(
             raise OperationalError("disk I/O error")
 
     atomic = transaction.atomic
-    monkeypatch.setattr(corpora.transaction, "atomic", uncommitted)
+    monkeypatch.setattr(corpora, "transaction", SimpleNamespace(atomic=uncommitted))
     with pytest.raises(OperationalError):
         corpora.delete(corpus=tale, user=alice)
     assert Corpus.objects.get() == tale

@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +36,8 @@ CHUNK = 1 << 20
 FOLDER = "corpora"
 PART = ".part-"
 LEFT_S = 24 * 3600
-"""Age in seconds after which a partial file is deleted: the process that wrote it must have been killed."""
+"""Age in seconds after which a file without a row is deleted: the process that wrote it must have been killed."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def storage_name(sha256: str) -> str:
@@ -58,6 +60,7 @@ def store(*, owner: Any, upload: UploadedFile) -> Corpus:
     title = shown_name(upload.name, limits.MAX_NAME) or sha256[:12]
     corpus = Corpus.objects.get_or_create(sha256=sha256, defaults={"name": title, "size": size, "owner": owner})[0]
     _keep(upload, sha256, size)  # if the same text was just being deleted, its file may have gone in between
+    _sweep()
     return corpus
 
 
@@ -116,7 +119,7 @@ def _keep(upload: UploadedFile, sha256: str, size: int) -> None:
     """Writes the upload to a partial file and renames it when it is complete and on disk.
 
     So a file under its own name is complete, even if this process is killed or the disk fills up during the copy. A
-    file of another size is replaced. Partial files older than LEFT_S are deleted.
+    file of another size is replaced.
     """
     path = Path(default_storage.path(storage_name(sha256)))
     if path.exists() and path.stat().st_size == size:
@@ -130,10 +133,26 @@ def _keep(upload: UploadedFile, sha256: str, size: int) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    for left in path.parent.glob(f"{PART}*"):
-        with contextlib.suppress(FileNotFoundError):  # part of another upload, renamed in the meantime
-            if left.stat().st_mtime < time.time() - LEFT_S:
-                left.unlink()
+
+
+def _sweep() -> None:
+    """Deletes what uploads and deletions that were killed left more than LEFT_S ago: partial files, and those of texts
+    without a row."""
+    with os.scandir(default_storage.path(FOLDER)) as entries:
+        old = [entry.name for entry in entries if _is_old(entry)]
+    for name in old:
+        if name.startswith(PART):
+            Path(default_storage.path(f"{FOLDER}/{name}")).unlink(missing_ok=True)
+    whole = set(filter(_SHA256.fullmatch, old))
+    for sha256 in whole and whole.difference(Corpus.objects.values_list("sha256", flat=True)):
+        _drop_file(sha256)
+
+
+def _is_old(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.stat().st_mtime < time.time() - LEFT_S
+    except FileNotFoundError:  # part of another upload, renamed in the meantime
+        return False
 
 
 def checked_sha256(upload: UploadedFile) -> str:
