@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
         return up(home, rest)
     home.prepare()
     env = home.environment(port=0)
-    os.execve(sys.executable, [sys.executable, "manage.py", command, *rest], env)
+    os.execve(sys.executable, [sys.executable, "-m", "dashboard.yard.command", command, *rest], env)
 
 
 if __name__ == "__main__":
