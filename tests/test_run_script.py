@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -68,6 +71,46 @@ def test_a_set_up_whose_lock_cannot_be_made_goes_on_and_says_so(
     script(say=said.append, bring_up_to_date=lambda requirements, _: done.append(requirements))["set_up"]()
     assert done == ["requirements.txt"]
     assert len(said) == 1 and "venv.lock" in said[0] and "start none before it has ended" in said[0]
+
+
+def test_an_environment_of_another_user_that_cannot_be_used_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of one that root made with a Python in root's own folder: it was cleared, where the folder allowed that."""
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path))
+    (tmp_path / "pyvenv.cfg").touch()
+    (tmp_path / "lib" / "python3.12").mkdir(parents=True)
+    asked: list[Sequence[str]] = []
+
+    def make(command: Sequence[str], **_: Any) -> CompletedProcess[str]:
+        asked.append(command)
+        return CompletedProcess(command, 0)
+
+    run = script(version=lambda: "", say=lambda _: None)
+    monkeypatch.setattr(run["subprocess"], "run", make)
+    run["make_venv"]()
+    assert "--clear" in asked.pop(), "one's own is made anew"
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(SystemExit, match="you cannot run its Python"):
+        run["make_venv"]()
+    assert not asked
+
+
+def test_an_environment_of_another_user_that_cannot_be_read_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was a stack trace."""
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    monkeypatch.setattr(sys, "argv", ["run", "setup"])
+    done: list[str] = []
+    run = script(set_up=lambda requirements, _: done.append(requirements))
+    run["main"]()
+    assert done == ["requirements.txt"], "one of which all can be read is used"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(SystemExit, match="is the environment of"):
+        run["main"]()
+    assert len(done) == 1
 
 
 def test_an_environment_whose_python_cannot_be_looked_at_is_none() -> None:
