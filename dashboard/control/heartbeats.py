@@ -9,6 +9,7 @@ from typing import Any
 
 from django.utils import timezone
 
+from dashboard import one_clock
 from dashboard.control import multi_host
 from dashboard.control.dispatch import ControlMessage
 from dashboard.control.wire import Entry
@@ -89,8 +90,8 @@ def _said(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arrival(entry: Entry) -> datetime:
-    """When it arrived at the broker, by this host's clock: what it is compared with is, and the broker's may differ."""
-    return timezone.now() - timedelta(seconds=entry.age)
+    """When it arrived at the broker, by the clock of those who judge it: the broker's may differ."""
+    return one_clock.now() - timedelta(seconds=entry.age)
 
 
 def _unusable(device: Mapping[str, Any]) -> Unusable:

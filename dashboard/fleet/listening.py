@@ -7,7 +7,6 @@ silent they were when it last listened.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -16,8 +15,8 @@ from typing import Any
 
 import redis
 from django.conf import settings
-from django.utils import timezone
 
+from dashboard import one_clock
 from dashboard.ages import span
 from dashboard.fleet.models import ControllerState, Yard
 from dashboard.one_look import read_once
@@ -43,7 +42,7 @@ AWAY_S = 10.0
 
 def stamp(failing: Sequence[dict[str, Any]]) -> None:
     """Notes, for the controller, that it listens now, and what it fails at (`control.guard.Guard.failing`)."""
-    values = {"listened_at": timezone.now(), "failing": list(failing)}
+    values = {"listened_at": one_clock.now(), "failing": list(failing)}
     if not ControllerState.objects.filter(pk=1).update(**values):
         ControllerState.objects.create(pk=1, **values)
 
@@ -55,7 +54,7 @@ def note_deaf(error: str) -> None:
 
 def note_reading() -> None:
     """Notes, for the controller, that it reads what workers sent while nobody listened; until the next `stamp`."""
-    ControllerState.objects.filter(pk=1).update(failing=[{"what": READ, "at": time.time()}])
+    ControllerState.objects.filter(pk=1).update(failing=[{"what": READ, "at": one_clock.now().timestamp()}])
 
 
 def note_full(client: redis.Redis) -> None:
@@ -68,14 +67,14 @@ def note_full(client: redis.Redis) -> None:
 def listened_until() -> datetime:
     """Until when heartbeats were heard: now, or when the controller listened last. In a yard in which it never did, no
     worker is known either."""
-    now = timezone.now()
+    now = one_clock.now()
     last = ControllerState.objects.values_list("listened_at", flat=True).first()
     return min(now, last) if last else now
 
 
 def away_for() -> float | None:
     """Seconds since the controller listened last; None while it is at work, or if it never was."""
-    age = (timezone.now() - listened_until()).total_seconds()
+    age = (one_clock.now() - listened_until()).total_seconds()
     return age if age > AWAY_S else None
 
 
@@ -115,7 +114,7 @@ def _is_said_full() -> bool:
 
 def is_reading() -> bool:
     """Whether it reads what workers sent while nobody listened."""
-    return any(one["what"] == READ and abs(time.time() - one["at"]) < KNOWN_S for one in _failing())
+    return any(one["what"] == READ and abs(one_clock.now().timestamp() - one["at"]) < KNOWN_S for one in _failing())
 
 
 def deaf() -> str:

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import models
-from django.utils import timezone
 
+from dashboard import one_clock
 from dashboard.uids import new_uid
 from workers.contract import LEASE_S
 
@@ -85,7 +85,7 @@ class Worker(models.Model):
     @property
     def clashes(self) -> bool:
         """Whether another worker reports under the same name, or did in the last two leases (2 * LEASE_S seconds)."""
-        return self.clashed_at is not None and timezone.now() - self.clashed_at < timedelta(seconds=2 * LEASE_S)
+        return self.clashed_at is not None and one_clock.now() - self.clashed_at < timedelta(seconds=2 * LEASE_S)
 
     @property
     def in_service(self) -> bool:

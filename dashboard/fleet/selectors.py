@@ -11,8 +11,8 @@ from math import inf
 from typing import Any
 
 from django.db.models import QuerySet
-from django.utils import timezone
 
+from dashboard import one_clock
 from dashboard.control.hosts import Host, Request
 from dashboard.fleet.listening import listened_until
 from dashboard.fleet.models import Worker
@@ -32,7 +32,7 @@ def age_of(worker: Worker) -> float | None:
     """Seconds since the worker's last heartbeat."""
     if worker.heartbeat_at is None:
         return None
-    return max(0.0, (timezone.now() - worker.heartbeat_at).total_seconds())
+    return max(0.0, (one_clock.now() - worker.heartbeat_at).total_seconds())
 
 
 @read_once

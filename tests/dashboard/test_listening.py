@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -233,9 +232,9 @@ def test_after_an_outage_the_backlog_is_said_and_not_the_broker_blamed(
     assert "The controller is reading what workers sent in the last 40 min, when nobody listened: nothing is" in said
     waits = "Waits until the controller has read what workers sent in the last 40 min."
     assert everyone_waiting()[run.pk].sentence == waits
-    later = time.time() + listening.KNOWN_S
+    later = timezone.now() + timedelta(seconds=listening.KNOWN_S)
     with monkeypatch.context() as patch:
-        patch.setattr(listening.time, "time", lambda: later)
+        patch.setattr(timezone, "now", lambda: later)
         assert "The controller has not been heard for 40 min" in fleet(member), "it was killed meanwhile"
     controller.turn()
     assert "The controller is reading" not in fleet(member)
