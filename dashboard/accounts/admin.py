@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.forms import UserCreationForm
 from django.contrib.auth.models import Group, User
@@ -12,7 +13,7 @@ from django.db.models import ManyToManyField, QuerySet
 from django.forms import CheckboxSelectMultiple
 from django.http import HttpRequest
 
-from dashboard.accounts.admin_mixins import KnownRowsMixin, is_staff
+from dashboard.accounts.admin_mixins import KnownRowsMixin, ReadOnlyAdmin, is_staff
 from dashboard.accounts.roles import MEMBERS, make_member, role_of
 from dashboard.accounts.throttling import ThrottledAdminSignIn
 from parallel_core.analysis.quantities import listed_text
@@ -94,6 +95,17 @@ class YardUserAdmin(KnownRowsMixin, UserAdmin):
     def make_viewers(self, request: HttpRequest, users: QuerySet[User]) -> None:
         for user in users:
             user.groups.remove(*Group.objects.filter(name=MEMBERS))
+
+
+@admin.register(LogEntry)
+class LogAdmin(ReadOnlyAdmin):
+    """What was changed in the admin, and what anybody deleted (`dashboard.deletions`)."""
+
+    list_display = ("action_time", "user", "action_flag", "object_repr")
+    list_filter = ("action_flag", "user")
+    search_fields = ("object_repr", "change_message")
+    list_select_related = ("user",)
+    fields = ("action_time", "user", "action_flag", "object_repr", "change_message")
 
 
 def _what_stays(users: Any) -> str:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.core.exceptions import PermissionDenied
 from django.test import Client
 from django.utils import timezone
@@ -301,6 +302,23 @@ def test_the_api_deletes_what_has_ended(client: Client, alice: Any, bob: Any) ->
     Run.objects.filter(pk=active.pk).update(state=State.CANCELLED)
     assert client.delete(f"/api/v1/studies/{study.pk}", headers=mine).status_code == 204
     assert not Run.objects.exists() and not Study.objects.exists()
+
+
+def test_admins_still_see_who_deleted_a_study_and_what_had_been_changed_of_it(
+    member: Client, alice: Any, admin: Any
+) -> None:
+    study = Study.objects.create(owner=alice, name="new name", kind="matrix")
+    study.events.create(kind="edited", text="alice renamed it from “old name”.", actor=alice)
+    run = ended(alice, name="inside", study=study)
+    member.force_login(alice)
+    assert member.post(f"/studies/{study.pk}/delete/").status_code == 302
+    member.force_login(admin)
+    listed = member.get("/admin/admin/logentry/?q=new+name").content.decode()
+    assert f"study {study.pk}, &#x27;new name&#x27;, of {alice.get_username()}" in listed and "inside" not in listed
+    entry = LogEntry.objects.get(object_repr__startswith=f"study {study.pk}")
+    shown = member.get(f"/admin/admin/logentry/{entry.pk}/change/").content.decode()
+    assert entry.user == alice and "UTC: alice renamed it from “old name”." in shown
+    assert LogEntry.objects.filter(object_repr__startswith=f"run {run.pk}, 'inside'").exists()
 
 
 def test_the_log_says_who_deleted_what(
