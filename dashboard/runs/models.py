@@ -76,7 +76,8 @@ class Run(models.Model):
     repeats = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="repeated_as")
     """The run of its study that this one repeats because it was disturbed: the first with this setting."""
     label = models.TextField(blank=True)
-    """Short name of the strategy, e.g. 'PP-1F1B + AR' (parallel_core.plan.strategy.label)."""
+    """Short name of the strategy, e.g. 'PP-1F1B + AR' (parallel_core.plan.strategy.label), or of what the run does
+    instead of training, e.g. 'Generate, TP 2' (earlier versions wrote 'Generate' alone)."""
     tags = models.JSONField(default=list, blank=True)
     notes = models.TextField(blank=True, default="")
     """What its owner writes on it, in plain text: what it is to show, what it showed."""

@@ -26,9 +26,9 @@ from parallel_core.analysis.quantities import sentence_text, step_text
 from parallel_core.faults import sentences
 from parallel_core.plan.memory import counted, fullest
 from parallel_core.plan.room import device_bytes
-from parallel_core.plan.strategy import label
+from parallel_core.plan.strategy import label, text_label
 from parallel_core.spec import RunSpec, field_errors
-from workers.contract import ResumeFrom, task_of
+from workers.contract import ResumeFrom, Task, task_of
 
 MAX_RETRIES = 10
 WHEN_RETRIED = "when a worker is lost or a rank is killed"
@@ -210,12 +210,18 @@ def predicted_need(spec: RunSpec) -> int | None:
 def _of_spec(spec: RunSpec, task: dict[str, Any] | None) -> dict[str, Any]:
     """The fields of the row that follow from spec and task."""
     return {
-        "label": task_of(task).capitalize() or label(spec),
+        "label": _label(spec, task_of(task)),
         "task": task or {},
         "spec": spec.model_dump(mode="json"),
         "devices": spec.parallel.world,
         "injected": sentences(spec.inject),
     }
+
+
+def _label(spec: RunSpec, task: Task) -> str:
+    if task == "generate":
+        return text_label(spec.parallel)
+    return task.capitalize() or label(spec)
 
 
 def _origin(request: RunRequest) -> str:

@@ -53,6 +53,17 @@ def label(spec: RunSpec, *, degrees: bool = True) -> str:
     return f"{text} + {again}" if again else text
 
 
+def text_label(split: ParallelSpec) -> str:
+    """As `label`, of a run that generates text: `Generate, TP 2`."""
+    return f"Generate, {degrees_label(split.tp, split.pp, split.dp)}".replace("Single", "single")
+
+
+def degrees_label(tp: int, pp: int, dp: int) -> str:
+    """`Single`, `TP 2`, `DP 2 x TP 2`, where a pipeline has no schedule, as one stage works at a time."""
+    degrees = (("DP", dp), ("TP", tp), ("PP", pp))
+    return " x ".join(f"{axis} {degree}" for axis, degree in degrees if degree > 1) or "Single"
+
+
 def family(spec: RunSpec) -> Family:
     """The one axis that is split, `single` where none is and `combined` where several are."""
     split = spec.parallel

@@ -61,7 +61,7 @@ def tell(attempt: Attempt, first: int, tokens: bytes, done: bool = False, rank: 
 
 def test_it_is_queued_for_the_host_that_has_the_checkpoint(client: Client, source: Run, made: Run) -> None:
     assert f"/runs/{source.pk}/generate" in client.get(f"/runs/{source.pk}/").content.decode()
-    assert (made.label, made.devices, made.state, made.name) == ("Generate", 1, "queued", "Generate: def")
+    assert (made.label, made.devices, made.state, made.name) == ("Generate, single", 1, "queued", "Generate: def")
     assert (made.resume_run_id, made.resume_step, made.task["prompt"]) == (source.pk, 20, list(b"def "))
     request = next(found for found in asking.requests(asking.queued_runs(turns.queue_order())) if found.run == made.pk)
     assert request.needs == ("yard-a",)

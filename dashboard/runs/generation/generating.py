@@ -21,6 +21,7 @@ from parallel_core.analysis.generated import (
 from parallel_core.analysis.quantities import count_text
 from parallel_core.generation_request import inference, read_request
 from parallel_core.model_spec import BYTES
+from parallel_core.plan.strategy import degrees_label
 from parallel_core.spec import RunSpec, field_errors
 from workers.contract import ResumeFrom
 
@@ -99,9 +100,8 @@ class Split(NamedTuple):
 
     @property
     def label(self) -> str:
-        """`Single`, `TP 2`, `DP 2 x TP 2`: a pipeline has no schedule here, as one stage works at a time."""
-        degrees = (("DP", self.dp), ("TP", self.tp), ("PP", self.pp))
-        return " x ".join(f"{axis} {degree}" for axis, degree in degrees if degree > 1) or "Single"
+        """`Single`, `TP 2`, `DP 2 x TP 2`."""
+        return degrees_label(*self)
 
 
 ONE = Split()

@@ -72,7 +72,9 @@ def test_runs_are_queued_one_after_another_with_the_same_text(source: Run, study
     runs = list(study.runs.order_by("position"))
     assert [run.name for run in runs] == NAMES
     assert [run.devices for run in runs] == [1, 2, 2, 2] and all(run.exclusive for run in runs)
-    assert {(run.resume_run_id, run.resume_step, run.label) for run in runs} == {(source.pk, 20, "Generate")}
+    assert {(run.resume_run_id, run.resume_step) for run in runs} == {(source.pk, 20)}
+    splits = ["single", "TP 2", "PP 2", "DP 2"]
+    assert [run.label for run in runs] == [f"Generate, {split}" for split in splits], "the list shows it as Strategy"
     assert all(run.task == runs[0].task for run in runs) and runs[0].task["prompt"] == list(b"def ")
     assert study.baseline == runs[0] and study.base["model"] == runs[0].spec["model"]
 

@@ -227,7 +227,8 @@ def test_the_api_shows_it_like_any_other_study(client: Client, study: Study, ali
     found = client.get(f"/api/v1/studies/{study.pk}", headers=bearer(alice, Scope.READ)).json()["data"]
     assert (found["kind"], found["runs"]) == ("generation", {"succeeded": 4})
     assert found["settings"]["degrees"] == ["2x1x1", "1x2x1", "1x1x2"]
-    assert [member["strategy"] for member in found["members"]] == ["Generate"] * 4
+    splits = ["Generate, single", "Generate, TP 2", "Generate, PP 2", "Generate, DP 2"]
+    assert [member["strategy"] for member in found["members"]] == splits
     one = client.get(f"/api/v1/runs/{study.baseline_id}", headers=bearer(alice, Scope.READ)).json()["data"]
     assert one["summary"]["generation"]["tokens_per_s"] == pytest.approx(1000)
     assert one["summary"]["generation"]["overall_tokens_per_s"] == pytest.approx(16 / 24e-3)
