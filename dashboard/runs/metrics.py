@@ -24,13 +24,14 @@ from parallel_core.observe.records import POINT, SPARSE_SERIES
 _IN_ORDER = ("attempt__number", "first_step", "id")
 """The order of the chunks of a series. It is that of the index (attempt, name, rank, first_step): ordered by id alone,
 SQLite reads the chunks of all series and ranks instead."""
+BETWEEN = "the time between attempts is left out"
 _NEWEST_FIRST = tuple(f"-{field}" for field in _IN_ORDER)
 
 
 @dataclass(frozen=True)
 class Series:
     """`shown` of `total` points; step i4, time (unix seconds by the broker's clock) f8, value f8, of length `shown`.
-    `means` = what they stand for where they are not all of them."""
+    `means` = what they stand for where they are not all of them; `attempts` = of how many attempts they are."""
 
     step: np.ndarray
     time: np.ndarray
@@ -38,6 +39,7 @@ class Series:
     shown: int
     total: int
     means: Means | None = None
+    attempts: int = 1
 
     def times(self, scale: float) -> Series:
         """The same with values in another unit."""
@@ -49,7 +51,8 @@ class Series:
             return self
         kept = thin(self.value, buckets)
         means = Means.of(self.value, kept)
-        return Series(self.step[kept], self.time[kept], self.value[kept], len(kept), self.total, means)
+        own = {"step": self.step[kept], "time": self.time[kept], "value": self.value[kept]}
+        return replace(self, **own, shown=len(kept), means=means)
 
 
 def series(
@@ -76,10 +79,15 @@ def _parts(run: Run, name: str, rank: int, since_step: int) -> list[Part]:
     return _merged(_chunks(run, name, rank), ahead(run, rank), since_step, _begun(run, name))[0]
 
 
-def series_and_replaced(run: Run, name: str, rank: int = 0, buckets: int = 0) -> tuple[Series, list[Series]]:
-    """The series of a rank, and of each earlier attempt the points that a later one replaced, if there are any."""
+def series_and_replaced(
+    run: Run, name: str, rank: int = 0, buckets: int = 0, *, pauses: bool = True
+) -> tuple[Series, list[Series]]:
+    """The series of a rank, and of each earlier attempt the points that a later one replaced, if there are any.
+    `pauses` as in `series`."""
     parts, replaced = _merged(_chunks(run, name, rank), ahead(run, rank), begun=_begun(run, name))
-    return _series(joined(parts), buckets), [_series(one, buckets) for one in replaced.values()]
+    points, older = _followed(parts, replaced, pauses=pauses)
+    found = replace(_series(points, buckets), attempts=_count(parts))
+    return found, [_series(one, buckets) for one in older.values()]
 
 
 class _Head(NamedTuple):
@@ -92,7 +100,7 @@ class _Head(NamedTuple):
     points: int
 
 
-def grown(run: Run, name: str, rank: int, step: int) -> tuple[Series, list[Series]]:
+def grown(run: Run, name: str, rank: int, step: int, *, pauses: bool = True) -> tuple[Series, list[Series]]:
     """`series_and_replaced`, read without most of the chunks up to `step`: the first and the newest point, all after
     `step`, and some before it; of what was replaced some points. `total` counts those left out, too."""
     chunks = _chunks(run, name, rank)
@@ -110,8 +118,9 @@ def grown(run: Run, name: str, rank: int, step: int) -> tuple[Series, list[Serie
             held += head.points
         else:
             over[head.attempt] += head.points
-    older = [_series(points, 0, over[number]) for number, points in replaced.items()]
-    return _series(joined(parts), 0, held), older
+    points, moved = _followed(parts, replaced, pauses=pauses)
+    older = [_series(own, 0, over[number]) for number, own in moved.items()]
+    return replace(_series(points, 0, held), attempts=_count(parts)), older
 
 
 def first_after(run: Run, name: str, rank: int, step: int, limit: int) -> Series:
@@ -226,7 +235,7 @@ def pause(before: np.ndarray, later: np.ndarray) -> float:
 def left_out(runs: Iterable[Run]) -> str:
     """For the source of a chart of seconds: says that pauses are not counted, if any of the runs had one; else ''."""
     retried = Attempt.objects.filter(run__in=[run.pk for run in runs], number__gt=1).exists()
-    return "; the time between attempts is left out" if retried else ""
+    return f"; {BETWEEN}" if retried else ""
 
 
 Part = tuple[int, np.ndarray]
@@ -243,6 +252,29 @@ def joined(parts: Sequence[Part], *, pauses: bool = True) -> np.ndarray:
             points["time"] -= pause(held, points)
         held = np.concatenate([held, points])
     return held
+
+
+def _followed(
+    parts: Sequence[Part], replaced: Mapping[int, np.ndarray], *, pauses: bool
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """`joined`, and what was replaced: without `pauses` moved as the attempt that it is of."""
+    if pauses:
+        return joined(parts), dict(replaced)
+    held, moved, none = np.empty(0, POINT), dict[int, np.ndarray](), np.empty(0, POINT)
+    kept = {number: np.concatenate([part for _, part in own]) for number, own in groupby(parts, key=itemgetter(0))}
+    for number in sorted({*kept, *replaced}):
+        own, lost = kept.get(number, none), replaced.get(number, none).copy()
+        seconds = pause(held, np.concatenate([own, lost]))
+        own["time"] -= seconds
+        lost["time"] -= seconds
+        held = np.concatenate([held, own])
+        if len(lost):
+            moved[number] = lost
+    return held, moved
+
+
+def _count(parts: Sequence[Part]) -> int:
+    return len({number for number, points in parts if len(points)})
 
 
 def _merged(

@@ -84,14 +84,31 @@ def test_seconds_do_not_go_back_where_a_later_host_has_an_earlier_clock(alice: A
 
 
 @pytest.mark.parametrize(("firsts", "said"), [((0, 3), True), ((0, 0), False), ((3,), False)])
-def test_seconds_that_count_a_pause_between_attempts_say_so(alice: Any, firsts: tuple[int, ...], said: bool) -> None:
-    """A study leaves that time out of its curves, and its loss falls sooner there."""
+def test_seconds_that_leave_out_a_pause_say_so(alice: Any, firsts: tuple[int, ...], said: bool) -> None:
     run = factory.queued(alice)
     for number, first in enumerate(firsts, 1):
         attempt = Attempt.objects.create(run=run, number=number, worker=factory.worker())
         factory.feed(attempt, 0, points_frame(first, 4, "loss", 0))
     chart = next(chart for chart in metric_charts.metrics(run) if chart.key == "loss")
-    assert ("; seconds count the time between attempts" in chart.source) == said
+    assert ("; the time between attempts is left out" in chart.source) == said
+    live = metric_charts.points_since(run, firsts[-1])
+    assert ("; the time between attempts is left out" in live["loss"]["source"]) == said
+
+
+def test_an_hour_between_attempts_is_no_time_of_training(alice: Any) -> None:
+    """Nor, of what the later attempts replaced, is it between the lines: each is where its own attempt was."""
+    run = factory.queued(alice)
+    for first, steps, begins in ((0, 10, 5000.0), (6, 4, 9000.0), (6, 2, 20000.0)):
+        rows = np.zeros(steps, POINT)
+        rows["step"], rows["time"] = first + np.arange(steps), begins + 2.0 * np.arange(steps)
+        about = {"rank": 0, "name": "loss", "first_step": first, "last_step": first + steps - 1, "count": steps}
+        SeriesChunk.objects.create(attempt=factory.start(run), data=rows.tobytes(), **about)
+    chart = next(chart for chart in metric_charts.metrics(run) if chart.key == "loss")
+    own, replaced = chart.figure["layout"]["meta"]["axes"]["seconds"]
+    assert own == list(range(0, 16, 2))
+    assert replaced == [12, 14, 16, 18, None] * 2
+    live = metric_charts.points_since(run, 6)["loss"]
+    assert [at - chart.figure["layout"]["meta"]["t0"] for at in live["time"]] == [14]
 
 
 def test_lines_of_stages_grow_by_their_own_points(alice: Any) -> None:

@@ -11,6 +11,7 @@ from dashboard.charts import loss, theme
 from dashboard.charts.chart import Chart
 from dashboard.json_values import finite_list
 from dashboard.runs import selectors
+from dashboard.runs.metrics import BETWEEN
 from dashboard.runs.models import Run
 from dashboard.runs.page.metric_rows import Metric, metrics_of
 from dashboard.runs.samples import samples_shift
@@ -42,7 +43,7 @@ def points_since(run: Run, step: int, steps: Mapping[str, int] | None = None) ->
         lines = _lines(run, metric)
         since = [(steps or {}).get(_key(metric, line), step) for line in lines]
         read = [
-            _in_unit(metric, selectors.grown(run, line.series, line.rank, at))
+            _in_unit(metric, selectors.grown(run, line.series, line.rank, at, pauses=False))
             for line, at in zip(lines, since, strict=True)
         ]
         new = [selectors.after(own, at).thinned(BUCKETS) for (own, *_), at in zip(read, since, strict=True)]
@@ -111,7 +112,7 @@ def _lines(run: Run, metric: Metric) -> list[_Line]:
 def _with_replaced(run: Run, metric: Metric, line: _Line) -> list[selectors.Series]:
     """The points of a line, thinned to a chart's width; behind them, those of each earlier attempt that were trained
     again. All in the unit of the chart."""
-    return _in_unit(metric, selectors.series_and_replaced(run, line.series, line.rank, BUCKETS))
+    return _in_unit(metric, selectors.series_and_replaced(run, line.series, line.rank, BUCKETS, pauses=False))
 
 
 def _in_unit(metric: Metric, read: tuple[selectors.Series, list[selectors.Series]]) -> list[selectors.Series]:
@@ -134,7 +135,7 @@ def _metric(
     made = loss.chart(
         curves,
         f"{metric.title}: {_range(metric, found)}",
-        metric.measured + _undrawn(run, metric, lines) + _waited(found, begins),
+        metric.measured + _undrawn(run, metric, lines) + _paused(found),
         key=metric.name,
         unit=metric.unit,
         of="lines",
@@ -181,15 +182,10 @@ def _undrawn(run: Run, metric: Metric, lines: Sequence[_Line]) -> str:
     return f"; {len(lines)} of {stages} stages drawn" if metric.by_stage and len(lines) < stages else ""
 
 
-def _waited(found: Sequence[selectors.Series], begins: str) -> str:
-    """Says that the time between two attempts is in the seconds of the chart, which a study's leave out, where a later
-    one went on from points of an earlier one (`begins`: see `beginnings`)."""
-    newest = (map(int, one.split(":")) if one else (1, 0) for one in begins.split(","))
-    went_on = any(
-        number > 1 and len(own.step) and own.step[0] < first
-        for own, (number, first) in zip(found, newest, strict=bool(begins))
-    )
-    return "; seconds count the time between attempts" if went_on else ""
+def _paused(found: Sequence[selectors.Series]) -> str:
+    """Says that the seconds of the chart, as a study's, leave out the time between attempts, where a later one went on
+    from points of an earlier one."""
+    return f"; {BETWEEN}" if any(own.attempts > 1 for own in found) else ""
 
 
 def _curve(run: Run, line: _Line, points: selectors.Series, begun: float, shift: int | None) -> loss.Curve:
