@@ -111,10 +111,11 @@ def test_more_micro_batches_are_advised_where_they_were_faster(
     [
         ({"pp": 2, "micro_batches": 16}, 16, 690, 1_020, "Lower parallel.micro_batches to 2."),
         ({"micro_batches": 16}, 16, 1_350, 2_080, "Lower parallel.micro_batches to 1."),
+        ({"dp": 2, "zero": 2, "micro_batches": 16}, 32, 1_350, 2_080, "Lower parallel.micro_batches to 1."),
         ({"pp": 2, "micro_batches": 2}, 16, 1_870, 2_900, ""),
         ({"pp": 2, "micro_batches": 16}, 1024, 14_970, 31_800, ""),
     ],
-    ids=["pipeline", "alone", "two", "large"],
+    ids=["pipeline", "alone", "zero", "two", "large"],
 )
 def test_fewer_micro_batches_are_advised_where_they_are_too_small(
     split: dict[str, Any], batch: int, forward: int, backward: int, words: str

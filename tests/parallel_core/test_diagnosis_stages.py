@@ -146,6 +146,14 @@ def test_what_is_sent_for_each_micro_batch_is_less_with_fewer(split: dict[str, A
     assert exposing.change.startswith(first)
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_what_replicas_send_for_each_micro_batch_is_no_price_of_small_ones(zero: int) -> None:
+    """Slow collectives were told a second time, as micro-batches that are too small."""
+    made = spec(dp=2, zero=zero, micro_batches=4)
+    told = diagnose(healthy(made, traced=with_children(made, Kind.BUCKET_WAIT, 0.6)))
+    assert [one.rule for one in told] == ["exposed_reduction"]
+
+
 @pytest.mark.parametrize(("layers", "more"), [(None, ""), ((0, 1), " and leave parallel.recompute_layers empty")])
 def test_without_recomputation_no_layers_are_chosen_for_it(layers: tuple[int, ...] | None, more: str) -> None:
     made = spec(recompute="full", recompute_layers=layers)

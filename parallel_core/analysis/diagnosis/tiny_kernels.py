@@ -5,7 +5,8 @@ forward of a layer stack is tens of kernels, each of which costs 5 to 10 us to l
 launches are not hidden behind each other.
 
 Too many micro-batches: fewer of them would save 15 % of the step, by a replay in which what an operation costs whatever
-its size stays (`simulate.constant_costs`), and the worst rank would take less than 70 % of its limit.
+its size stays (`simulate.constant_costs`), and the worst rank would take less than 70 % of its limit. What ZeRO-2 and 3
+send for each micro-batch is not counted.
 
 On a single rank: every operation takes longer than on the ranks that do the same work by the same amount, a backward no
 more than a forward, within a fifth; on a slow device the excess would be proportional, and a backward takes about two
@@ -25,7 +26,7 @@ from parallel_core.outline import outline_of
 from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.rules import divisors
 from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.replay import Change, changed
+from parallel_core.simulate.replay import FREE, Change, changed
 
 BETWEEN, SHORT_NS = 0.10, 500_000
 ALIKE, TWO, THIRD, MATTERS = 0.2, 1.6, 0.3, 0.05
@@ -88,7 +89,7 @@ def _many(case: Case) -> Finding | None:
     split, many = case.spec.parallel, case.spec.parallel.micro_batches
     if case.typical is None or (split.pp > 1 and split.schedule == "naive"):
         return None  # where few_micro_batches advises another schedule
-    saved = {n: case.saved(Change(micro_batches=n)) for n in divisors(many) if n < many}
+    saved = {n: _saved(case, n) for n in divisors(many) if n < many}
     able = [n for n in saved if saved[n] >= FEWER * case.step_ns and _fits(case, n)]
     if not able:
         return None
@@ -104,6 +105,14 @@ def _many(case: Case) -> Finding | None:
         effect_ns=saved[best],
         tab="whatif" if split.pp > 1 else "accounts",
     )
+
+
+def _saved(case: Case, micro_batches: int) -> int:
+    """Nanoseconds that so many micro-batches would take off the step. Under ZeRO-2 and 3 without what replicas send for
+    each of them, which `exposed_reduction` tells."""
+    if case.spec.parallel.zero < 2:
+        return case.saved(Change(micro_batches=micro_batches))
+    return case.saved(Change(micro_batches=micro_batches, links=FREE)) - case.saved(Change(links=FREE))
 
 
 def _fits(case: Case, micro_batches: int) -> bool:
