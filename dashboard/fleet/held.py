@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dashboard.epoch import Epoch
+from dashboard.runs.run_state import State, ended_as
 from parallel_core.analysis.quantities import percent_text, significant
 
-LOST = ("failed", "lost")
+LOST = (State.FAILED, State.LOST)
 HOUR = 3600.0
 
 
@@ -83,4 +84,4 @@ def held(attempts: Iterable[Hold], devices: int, since: float, now: float, hours
 def _was_lost(one: Hold) -> bool:
     """Whether it ended without what it was to give."""
     answer = one.kind == "fit" and one.cause == "out_of_memory"
-    return one.cause == "worker_lost" or (one.outcome in LOST and not answer)
+    return ended_as(one.outcome, one.cause) in LOST and not answer

@@ -11,6 +11,7 @@ from dashboard.analyst.services import ask
 from dashboard.ledger.fleet_page import run_address
 from dashboard.ledger.models import Profile
 from dashboard.ledger.optimizers import named, with_optimizer
+from dashboard.ledger.shown_table import shown_table
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import IN_WORDS
@@ -57,7 +58,7 @@ class Part:
 
     def _question(self) -> dict[str, Any]:
         spec = with_optimizer(self.profile.spec, self._optimizer)
-        return {"spec": spec, "table": self.profile.table_left, **self._asked()}
+        return {"spec": spec, "table": shown_table(self.profile), **self._asked()}
 
     def _asked(self) -> dict[str, Any]:
         memory = self._room.usable if self._room else None

@@ -24,6 +24,7 @@ from dashboard.ledger.fleet_hosts import FleetHosts
 from dashboard.ledger.forms import NO_PROFILE
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.optimizers import USUAL, named, optimizer_field, with_optimizer
+from dashboard.ledger.shown_table import shown_table
 from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
@@ -125,7 +126,7 @@ class FleetPage:
         about = {"profile": self.profile.pk, "done": str(self.profile.done_at), "links": sorted(links), **asked}
         about["optimizer"] = self._optimizer
         known = {"spec": spec, "between": list(links.values())}
-        return ask("splits", about, lambda: {**known, "table": self.profile.table_left, **asked}, asker=self._asker)
+        return ask("splits", about, lambda: {**known, "table": shown_table(self.profile), **asked}, asker=self._asker)
 
     @cached_property
     def found(self) -> Answer:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.conf import settings
 from django.db import models
-from django.http import Http404
 from django.utils import timezone
 
 from dashboard.ledger.model_words import titled
@@ -63,15 +60,6 @@ class Profile(models.Model):
     def owner_id(self) -> int | None:
         """Who may withdraw the request, recalibrate its table, or undo that, for `roles.may_change`."""
         return self.asked_by_id
-
-    @property
-    def table_left(self) -> dict[str, Any]:
-        """The table, which lists leave in the database until it is needed. Raises Http404 if the profile was deleted in
-        between, as with its worker."""
-        try:
-            return self.table
-        except Profile.DoesNotExist as error:
-            raise Http404(f"profile {self.pk} was deleted") from error
 
     @property
     def withdrawn(self) -> bool:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from dashboard.ledger.models import Profile
 from dashboard.ledger.optimizers import USUAL, with_optimizer
+from dashboard.ledger.shown_table import shown_table
 from dashboard.runs.form.form_words import in_form_words
 from parallel_core.analysis.quantities import bytes_text, seconds_text, sentence_text
 from parallel_core.outline import outline_of
@@ -78,7 +79,7 @@ class Page:
     """Everything that the page shows. Raises ValueError if the cuts are impossible."""
 
     def __init__(self, profile: Profile, values: dict[str, Any]) -> None:
-        self.table = CostTable.model_validate(profile.table_left)
+        self.table = CostTable.model_validate(shown_table(profile))
         spec = RunSpec.stored(profile.spec)
         samples = values["samples"] or max(1, spec.train.global_batch // 4)
         self.layers = layers_of(self.table, samples)

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import models
 
-from dashboard.runs.run_state import State
+from dashboard.runs.run_state import ended_as
 from parallel_core.analysis.quantities import listed_text
 
 
@@ -89,7 +89,7 @@ class Attempt(models.Model):
         its run until then."""
         if not self.over or (self.run.answered and self.cause == self.run.cause):
             return self.run.look
-        return State.LOST if self.cause == "worker_lost" else self.outcome or self.run.look
+        return ended_as(self.outcome, self.cause) or self.run.look
 
     @property
     def state_text(self) -> str:

@@ -18,3 +18,8 @@ class State(models.TextChoices):
 
 ACTIVE = (State.STARTING, State.RUNNING, State.CANCELLING)
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.LOST)
+
+
+def ended_as(outcome: str, cause: str) -> str:
+    """The state that an attempt which ended so has by itself: lost where its worker was, whatever its run became."""
+    return State.LOST if cause == "worker_lost" else outcome
