@@ -101,11 +101,23 @@ class YardUserAdmin(KnownRowsMixin, UserAdmin):
 class LogAdmin(ReadOnlyAdmin):
     """What was changed in the admin, and what anybody deleted (`dashboard.deletions`)."""
 
-    list_display = ("action_time", "user", "action_flag", "object_repr")
+    list_display = ("action_time", "user", "done", "what")
     list_filter = ("action_flag", "user")
     search_fields = ("object_repr", "change_message")
     list_select_related = ("user",)
-    fields = ("action_time", "user", "action_flag", "object_repr", "change_message")
+    fields = ("action_time", "user", "done", "what", "said")
+
+    @admin.display(description="done", ordering="action_flag")
+    def done(self, entry: LogEntry) -> str:
+        return str(entry.get_action_flag_display()).lower()
+
+    @admin.display(description="of", ordering="object_repr")
+    def what(self, entry: LogEntry) -> str:
+        return entry.object_repr
+
+    @admin.display(description="what had been changed of it, or was")
+    def said(self, entry: LogEntry) -> str:
+        return entry.get_change_message()
 
 
 def _what_stays(users: Any) -> str:
