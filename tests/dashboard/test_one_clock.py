@@ -58,6 +58,7 @@ def test_a_controller_on_a_host_whose_clock_differs_is_heard_and_so_are_the_work
     with monkeypatch.context() as its:  # the database is on the host of the web
         its.setattr(timezone, "now", lambda: usual() - timedelta(seconds=off))
         its.setattr(one_clock, "connection", Database(off))
+        its.setattr(one_clock, "_known", {"until": 0.0, "ahead": 0.0})
         peer.beat()
         controller.turn()
     assert listening.away_for() is None and listening.is_at_work()

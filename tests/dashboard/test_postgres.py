@@ -22,8 +22,8 @@ SLOW = {"test_control_starts.py"}
 """Those of what writes at the same time, without the SLOW ones. All others are run with --full."""
 OF_THEIR_OWN = {
     *("test_controller_process.py", "test_analyst_process.py", "test_gunicorn.py", "test_compact.py"),
-    *("test_yard.py", "test_yard_ends.py", "test_yard_environment.py", "test_yard_gate.py"),
-    *("test_schema.py", "test_postgres.py"),
+    *("test_yard.py", "test_yard_ends.py", "test_yard_command.py", "test_yard_environment.py"),
+    *("test_yard_gate.py", "test_schema.py", "test_postgres.py"),
 }
 """Their processes have a SQLite file, or no database at all; running them here would only repeat them on SQLite."""
 
