@@ -13,7 +13,7 @@ from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.utils.log import log_response
 
-from dashboard.disk_full import SAID, is_disk_full
+from dashboard.disk_full import SAID, is_disk_full, why_full
 from parallel_core.analysis.quantities import sentence_text
 
 CODES = {
@@ -143,11 +143,12 @@ def database_away(request: HttpRequest, error: Exception) -> HttpResponse:
 
 def disk_full(request: HttpRequest, error: BaseException) -> HttpResponse:
     """Answers 503 without Retry-After, as it does not pass by itself, and says what to delete; logs one line."""
+    why = why_full(error)
     if request.path.startswith("/api/"):
-        response: HttpResponse = json_error(503, SAID)
+        response: HttpResponse = json_error(503, SAID.format(why=why))
     else:
-        response = HttpResponse(render_to_string("disk_full.html"), status=503)
-    _log_line(f"The disk is full: {error}", request, response)
+        response = HttpResponse(render_to_string("disk_full.html", {"why": why}), status=503)
+    _log_line(f"{why}: {error}", request, response)
     return response
 
 

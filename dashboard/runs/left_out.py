@@ -62,4 +62,5 @@ def warning(run: Run) -> str:
     lost = f"Everything after {step_text(there[-1])} would be lost" if there else "There is none yet"
     if QUOTA in newest.text:
         return f"{newest.text} {lost}; `quota -s` there says how much its user may have on that disk."
-    return f"{newest.text} {lost}; Fleet says how much room its disk has."
+    room = "Fleet says how much room its disk has, and `df -i` there how many more files it takes"
+    return f"{newest.text} {lost}; {room}."

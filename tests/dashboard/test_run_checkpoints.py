@@ -153,7 +153,7 @@ def test_a_checkpoint_that_found_no_room_is_told_until_a_later_one_is_written(
     goes_on = "Training goes on; the next one is tried after 40 steps."
     text = shown()
     assert text.count(f"{said} {goes_on}") == 2, "on top and among the events"
-    assert "There is none yet; Fleet says how much room its disk has." in text
+    assert "There is none yet; Fleet says how much room its disk has, and `df -i` there how many more" in text
     told("checkpoint", 40, bytes=1000, seconds=0.1, kept=[40])
     assert shown().count(said) == 1
     told("left_out", 60, why="No space left on device")

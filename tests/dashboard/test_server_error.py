@@ -17,7 +17,7 @@ from django.test import Client
 from django.urls import path
 from pytest_django.plugin import DjangoDbBlocker
 
-from dashboard.disk_full import SAID, is_disk_full
+from dashboard.disk_full import FULL, QUOTA, SAID, is_disk_full
 from dashboard.urls import handler500
 
 __all__ = ["handler500"]
@@ -42,7 +42,12 @@ def full(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-urlpatterns = [path("broken/", broken), path("api/v1/broken", broken), path("full/", full), path("api/v1/full", full)]
+def over_quota(request: HttpRequest) -> HttpResponse:
+    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+VIEWS = {"broken": broken, "full": full, "quota": over_quota}
+urlpatterns = [path(at, view) for name, view in VIEWS.items() for at in (f"{name}/", f"api/v1/{name}")]
 
 
 @pytest.fixture
@@ -88,10 +93,19 @@ def test_a_full_disk_is_told_from_a_database_that_is_away(
     page, answer = browser.get("/full/"), browser.get("/api/v1/full")
     assert (page.status_code, answer.status_code) == (503, 503)
     assert "The disk of the server is full" in page.content.decode()
-    assert answer.json()["error"]["message"] == SAID
+    assert answer.json()["error"]["message"] == SAID.format(why=FULL)
     assert "Retry-After" not in page and "Retry-After" not in answer
     said = [record.getMessage() for record in caplog.records if record.name == "django.request"]
-    assert [text.startswith("The disk is full: ") for text in said] == [True, True]
+    assert [text.startswith(f"{FULL}: ") for text in said] == [True, True]
+
+
+@pytest.mark.urls(__name__)
+def test_a_quota_that_is_used_up_is_not_told_as_a_full_disk(browser: Client, bob: Any) -> None:
+    """Whoever then looks at the disk finds room on it."""
+    browser.force_login(bob)
+    page, answer = browser.get("/quota/").content.decode(), browser.get("/api/v1/quota")
+    assert QUOTA in page and "is full" not in page
+    assert answer.json()["error"]["message"] == SAID.format(why=QUOTA)
 
 
 @pytest.mark.parametrize(
