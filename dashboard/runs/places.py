@@ -63,6 +63,12 @@ def together_of(run: Run) -> int:
     return together(numbers_of(run), hosts_of(run.attempts.order_by("-number").first()))
 
 
+def on_one_host(run: Run) -> bool:
+    """Whether all ranks of the run are known to be on one host."""
+    attempt = attempt_of(run)
+    return attempt is not None and not hosts_of(attempt)
+
+
 def numbers_of(run: Run) -> dict[int, int | None]:
     """The number of each rank's device on its host. Of ranks that told none, as in earlier versions, it is that of a
     core of their worker, which the names of its devices tell today; None where that is not known either."""

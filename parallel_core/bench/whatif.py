@@ -127,7 +127,7 @@ def _steps(outcome: Outcome) -> Steps:
     out: dict[str, list[Measured]] = {}
     for (name, _), spans in sorted(found.items()):
         spec = spec_of(name)
-        out.setdefault(name, []).append(measure(build(spec), spans, Layout.of(spec)))
+        out.setdefault(name, []).append(measure(build(spec), spans, Layout.of(spec), one_host=True))
     return out
 
 

@@ -64,7 +64,7 @@ class Measured:
 
     `norms` by pipeline rank: duration of the global gradient norm after the last rank reached it, a collective as in a
     step's accounts (with the rank's own sums of squares); empty where ranks do not wait for each other before the
-    optimizer.
+    optimizer. `one_host`: whether all ranks are known to be on one.
     """
 
     ops: Mapping[Key, Cost]
@@ -75,6 +75,7 @@ class Measured:
     norms: Sequence[float] = ()
     messages: Carrying = UNKNOWN
     by_link: Mapping[tuple[int, int], Carrying] = field(default_factory=lambda: MappingProxyType({}))
+    one_host: bool = False
 
     @property
     def norm(self) -> bool:
@@ -100,7 +101,9 @@ def key(op: Op) -> Key:
     return op.kind, op.stage, op.micro_batch, op.replica
 
 
-def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Measured:
+def measure(
+    schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: Layout, one_host: bool = False
+) -> Measured:
     """Costs of the step in `spans` (by global rank). `schedule`: the lowered schedule that its ranks walked.
 
     Raises ValueError where a rank or an operation is missing, or nothing takes time: such a step cannot be replayed.
@@ -132,7 +135,7 @@ def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: L
         divmod(link, len(layout.replicas)): found
         for link, found in carried_by_link((part.turns, part.links) for part in every).items()
     }
-    return Measured(ops, latency, begins, end - zero, norms if meet else (), messages, by_link)
+    return Measured(ops, latency, begins, end - zero, norms if meet else (), messages, by_link, one_host)
 
 
 class _Part(NamedTuple):

@@ -4,6 +4,9 @@ Links differ: of a pipeline over two hosts one is slow, the others are not. So e
 
 A message that is sent while the one before it is under way comes later by what that one still takes, as far as their
 times show: where a link has a long latency, but any bandwidth, they come as soon after one another as they are sent.
+
+One step has messages of one size over a link, which do not say how much of their time is latency. But no link is taken
+to carry less than SLOWEST: what messages take beyond their bytes at that rate is latency.
 """
 
 from __future__ import annotations
@@ -20,6 +23,11 @@ from parallel_core.analysis.waits import Causes, Rows, usual_latency
 Times = NDArray[np.float64]
 Links = NDArray[np.int64]
 
+SLOWEST, WITHIN = 12.5e6 / 1e9, 500e6 / 1e9
+"""Bytes per nanosecond that every link is taken to carry, and every one within a host: 100 Mbit/s; 500 MB/s, a quarter
+of what gloo carries between two cores. Of a message of 32 KiB that took 30 ms, 27 ms or more are latency then, so that
+one of half the size takes 29, not 15."""
+
 
 class Turns(NamedTuple):
     """Of the receives of a rank, in their order, in ns."""
@@ -32,14 +40,21 @@ class Turns(NamedTuple):
     """Whether the message before it was still under way when it was sent."""
     awaited: NDArray[np.bool_]
     """Whether its receiver had nothing else to do by the time that its way was free."""
+    size: Times
+    """Its bytes; 0 where they are not known, as in some imported traces."""
 
 
 class Carrying(NamedTuple):
     """Of the messages of a step, in ns: the median `alone` from a SEND until its tensor has arrived, with its way free;
-    `turn`: of that, how long it keeps the next message from going."""
+    `turn`: of that, how long it keeps the next message from going. `size`: bytes, 0 where they are not known."""
 
     alone: float = 0.0
     turn: float = 0.0
+    size: float = 0.0
+
+    def latency(self, took: float, within: bool) -> float:
+        """Of `took`, `alone` or `turn`, what it takes at least however small its messages; `within` a host or not."""
+        return max(0.0, took - self.size / (WITHIN if within else SLOWEST)) if self.size else 0.0
 
 
 UNKNOWN = Carrying()
@@ -51,7 +66,8 @@ def turns(receives: NDArray[np.void], sent: Causes, usual: Times) -> Turns:
     messages over its link usually take (`usual_by_link`)."""
     begun, over = starts(receives), ends(receives)
     count = len(receives)
-    found = Turns(np.zeros(count), np.zeros(count), np.zeros(count, bool), np.zeros(count, bool))
+    size = receives["bytes"].astype(np.float64)
+    found = Turns(np.zeros(count), np.zeros(count), np.zeros(count, bool), np.zeros(count, bool), size)
     free: dict[int, float] = {}
     for i in np.argsort(sent.at, kind="stable").tolist():
         at, sender = float(sent.at[i]), int(sent.ranks[i])
@@ -89,8 +105,9 @@ def carrying(every: Iterable[Turns]) -> Carrying:
     parts = [own for own in every if len(own.alone)]
     if not parts:
         return UNKNOWN
-    _, took, queued, awaited = (np.concatenate(column) for column in zip(*parts, strict=True))
+    _, took, queued, awaited, size = (np.concatenate(column) for column in zip(*parts, strict=True))
     free = took[~queued]  # the first message of all is not queued
     met = took[queued & awaited] if (queued & awaited).any() else took[queued]
     fastest = float(free.min())
-    return Carrying(float(np.median(free)), min(fastest, float(np.quantile(met, 0.25))) if len(met) else fastest)
+    turn = min(fastest, float(np.quantile(met, 0.25))) if len(met) else fastest
+    return Carrying(float(np.median(free)), turn, float(np.median(size)))

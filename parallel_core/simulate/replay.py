@@ -5,7 +5,8 @@ so that even the jitter of the step remains. Those that change the program (sche
 stages (balanced) use the median of each stage's operations; costs are divided over a model's layers by their FLOPs, and
 over micro-batches by their size, beside `constant_costs`. The prediction then is the measured step times the
 ratio of the changed to the unchanged program at these medians. A message of half the size is taken to need half the
-time, beside what one costs however small: one step shows messages of one size, so that part is known of CPUs alone.
+time, beside what one costs however small: one step shows messages of one size, so that part is known of CPUs alone, and
+of links so slow that it must be most (`message_turns.SLOWEST`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from parallel_core.schedule.traits import TRAITS, takes_early_gradients
 from parallel_core.simulate import simulate
 from parallel_core.simulate.constant_costs import (
     COME_NS,
+    MOST,
     Constant,
     constant_costs,
     moves_as_much,
@@ -45,7 +47,8 @@ ASSUMED = (
     "assumed to cost in proportion, and so are their messages, but for launches, weights and the handling of a "
     "message, of which a CPU core's usual costs are taken, and more of them in flight to cost the same, though a CPU's "
     "caches then hold less of each. A link is assumed to carry one message at a time each way, unless this step shows "
-    "that it carries several."
+    "that it carries several, and 100 Mbit/s or more, 500 MB/s within a host: what "
+    "messages take beyond that is latency, whatever their size."
 )
 """Assumptions of a replay that changes the program, for its reader."""
 GATHERS_ASIDE = (
@@ -210,8 +213,10 @@ class _Typical:
         come = COME_NS if before.train.device == "cpu" else 0.0
 
         def priced(carrying: Carrying) -> tuple[int, int]:
-            alone = round(resized_part(carrying.alone, size, message.come) / faster)
-            return alone, round(max(0.0, carrying.turn - come) * size / faster)
+            stays, holds = (carrying.latency(took, measured.one_host) for took in (carrying.alone, carrying.turn))
+            stays, holds = max(stays, min(message.come, MOST * carrying.alone)), max(0.0, holds - come)
+            alone = stays + (carrying.alone - stays) * size
+            return round(alone / faster), round((holds + max(0.0, carrying.turn - holds - come) * size) / faster)
 
         self._usual = priced(measured.messages)
         self._links = {places: priced(carrying) for places, carrying in measured.by_link.items()}

@@ -10,7 +10,7 @@ import numpy as np
 
 from dashboard.runs import selectors
 from dashboard.runs.models import Run, State
-from dashboard.runs.places import NOWHERE, places_of
+from dashboard.runs.places import NOWHERE, on_one_host, places_of
 from dashboard.runs.standing import standing
 from parallel_core.analysis.breakdown import Account, Breakdown, accounts
 from parallel_core.analysis.diagnosis.case import REPLAYED
@@ -64,7 +64,7 @@ class Trace:
         """Raises ValueError if the step is incomplete, part of a stream without flushes, or too long to be replayed."""
         if len(self.spans) < self.layout.world and (said := selectors.missing_text(self.run, self.step)):
             raise ValueError(said)
-        return measured(self.trained, self.spans, self.layout)
+        return measured(self.trained, self.spans, self.layout, on_one_host(self.run))
 
     @property
     def kept(self) -> int:
@@ -82,8 +82,9 @@ class Trace:
         return max(int(rows["end"].max()) for rows in own) - min(int(rows["start"].min()) for rows in own)
 
 
-def measured(spec: RunSpec, spans: Mapping[int, np.ndarray], layout: Layout) -> Measured:
-    """The measured costs of the step with these `spans`; raises ValueError as `Trace.measured` does."""
+def measured(spec: RunSpec, spans: Mapping[int, np.ndarray], layout: Layout, one_host: bool = False) -> Measured:
+    """The measured costs of the step with these `spans`; raises ValueError as `Trace.measured` does. `one_host`:
+    whether all ranks are known to be on one."""
     kept = sum(map(len, spans.values()))
     if not spec.parallel.flushes:
         raise ValueError(STREAMED)
@@ -91,7 +92,7 @@ def measured(spec: RunSpec, spans: Mapping[int, np.ndarray], layout: Layout) -> 
         raise ValueError(f"this step has {count_text(kept)} spans; up to {count_text(REPLAYED)} are replayed.")
     if kept < spec.parallel.stages * spec.parallel.per_step:  # before building a far longer schedule
         raise ValueError("the spans of this step are not whole: every micro-batch passes every stage.")
-    return measure(build(spec), spans, layout)
+    return measure(build(spec), spans, layout, one_host)
 
 
 def trace(run: Run, step: int | None) -> Trace | None:

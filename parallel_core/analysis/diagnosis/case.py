@@ -146,7 +146,7 @@ class Case:
             return None
         nearest = int(np.abs(np.array(self.lengths) - self.step_ns).argmin())
         try:
-            return measure(build(self.spec), self.traced[nearest], self.layout)
+            return measure(build(self.spec), self.traced[nearest], self.layout, one_host=not self.hosts)
         except ValueError:
             return None
 
