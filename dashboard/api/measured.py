@@ -20,6 +20,7 @@ from dashboard.runs import selectors, services
 from dashboard.runs.models import Run
 from dashboard.runs.tracing import traces, whatif_replay
 from dashboard.runs.tracing.trace_views import as_file
+from dashboard.runs.tracing.whatif_range import UNKNOWN, likely
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, SHARE_SERIES
 from parallel_core.schedule.ir import Kind
@@ -107,8 +108,8 @@ def chrome(request: HttpRequest, run_id: RunId, step: s.Step | None = None, gzip
 
 @router.get("/{run_id}/whatif", auth=READ, response={200: s.Envelope[w.WhatIfOut], **s.refusals(*s.SEES)})
 def whatif(request: HttpRequest, run_id: RunId, change: w.Change) -> Any:
-    """A traced step (the newest by default) replayed with a change, and the gain of each single change. 404 if `step`
-    was not traced, 422 with a message by field if the step cannot be changed in this way."""
+    """A traced step (by default the one nearest the run's median) replayed with a change, and the gain of each single
+    change. 404 if `step` was not traced, 422 with a message by field if the step cannot be changed in this way."""
     asked, run = change.asked(), run_of(run_id)
     require_traced(selectors.step_choice(run, change.step), whatif_replay.never_text(run))
     try:
@@ -116,7 +117,8 @@ def whatif(request: HttpRequest, run_id: RunId, change: w.Change) -> Any:
     except whatif_replay.CannotReplay as why:
         return {"data": w.nothing(change.step, str(why))}
     found, ideas = whatif_replay.answer(trace, asked), whatif_replay.ideas(trace)
-    return {"data": w.answer(trace.step, asked, found.form, found.times, found.sentence, ideas)}
+    range_ = likely(trace, found.form.change(), found.made) if found.made else UNKNOWN
+    return {"data": w.answer(trace.step, asked, found.form, found.times, found.sentence, ideas, likely=range_)}
 
 
 @router.get("/{run_id}/log", auth=READ, response={200: s.Envelope[s.LogOut], **s.refusals(*s.SEES)})

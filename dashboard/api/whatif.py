@@ -13,6 +13,7 @@ from pydantic import Field
 from dashboard.api import schemas as s
 from dashboard.runs.services import Invalid
 from dashboard.runs.tracing.whatif_form import LINKS
+from dashboard.runs.tracing.whatif_range import UNKNOWN, Likely
 from dashboard.runs.tracing.whatif_replay import Times
 
 Links = Literal["1.5", "2", "3", "4", "6", "10", "20", "50", "100", "free"]
@@ -22,7 +23,7 @@ assert {"", *Links.__args__} == {key for key, _ in LINKS}  # type: ignore[attr-d
 class ChangeIn(Schema):
     """The change; whatever is left out stays as measured."""
 
-    step: Annotated[s.Step | None, Field(description="a traced step; by default the one that the page shows")] = None
+    step: Annotated[s.Step | None, Field(description="a traced step")] = None
     links: Annotated[Links | None, Field(description="so many times as fast, or free")] = None
     device: Annotated[float | None, Field(ge=0.1, le=100, allow_inf_nan=False, description="times as fast")] = None
     schedule: Annotated[s.Text | None, Field(description="of a pipeline: one of the engine's schedules, by name")] = (
@@ -63,13 +64,16 @@ class WhatIfOut(Schema):
     measured_ns: int | None
     unchanged_ns: int | None
     predicted_ns: int | None
+    low_ns: int | None = Field(description="eight of ten runs with the change take low to high, by earlier ones")
+    high_ns: int | None
+    likely: str = Field(description="how far off the prediction may be; '' where no run can have the change")
     ideas: list[IdeaOut]
 
 
 def nothing(step: int | None, why_not: str) -> dict[str, Any]:
     """Returns a WhatIfOut, as a dict, for a step about which nothing can be known."""
-    times = dict.fromkeys(("measured_ns", "unchanged_ns", "predicted_ns"))
-    return {"step": step, "why_not": why_not, "known": "", "sentence": "", "ideas": [], **times}
+    times = dict.fromkeys(("measured_ns", "unchanged_ns", "predicted_ns", "low_ns", "high_ns"))
+    return {"step": step, "why_not": why_not, "known": "", "sentence": "", "likely": "", "ideas": [], **times}
 
 
 def answer(
@@ -80,6 +84,7 @@ def answer(
     sentence: str,
     ideas: Sequence[Mapping[str, Any]],
     known: str = "",
+    likely: Likely = UNKNOWN,
 ) -> dict[str, Any]:
     """Returns a WhatIfOut as a dict.
 
@@ -96,6 +101,9 @@ def answer(
         "measured_ns": round(times.measured),
         "unchanged_ns": round(times.unchanged),
         "predicted_ns": None if times.predicted is None else round(times.predicted),
+        "low_ns": None if likely.low is None else round(likely.low),
+        "high_ns": None if likely.high is None else round(likely.high),
+        "likely": likely.text,
         "ideas": [
             {"words": one["words"], "query": urlencode({"step": step, **one["asked"]}), "step_ns": round(one["ns"])}
             for one in ideas

@@ -110,10 +110,14 @@ def _fixed(spec: RunSpec) -> dict[str, Any]:
 
 
 def _replayed(run: Run, change: Change) -> float | None:
-    trace = traces.trace(run, None)
+    """Seconds of a step of `run` with the change: as many times its median as its typical step would take. Any other
+    traced step may have been held up, by several times what a change makes."""
+    trace = traces.typical(run)
     if trace is None or not trace.whole or together_of(run) > 1:  # a replay would give each rank a device of its own
         return None
     try:
-        return replay(trace.trained, trace.measured, change).step / 1e9
+        factor = replay(trace.trained, trace.measured, change).step / trace.measured.step
     except ValueError:  # too long, or not a whole step
         return None
+    timed = (run.summary or {}).get("timed")
+    return factor * (timed["median"] if timed else trace.measured.step / 1e9)

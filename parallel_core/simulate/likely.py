@@ -24,6 +24,11 @@ ENOUGH = 9
 """Fewest errors that bound such a range: beyond the smallest or the largest of n is the next in 2 of n + 1 cases."""
 
 
+REPLAYED: Mapping[bool, tuple[float, float]] = {False: (0.012, 0.032), True: (0.09, 0.33)}
+"""What replays of a step on CPUs were off by, in the mean and at worst, where the same ranks trained both in turns: of
+another schedule, and (True) of another number of micro-batches (docs/numbers.md, "What if")."""
+
+
 class Kind(StrEnum):
     """Kinds of runs whose predictions are off by different amounts. Replicas, tensor groups and pipelines are not."""
 
@@ -79,17 +84,23 @@ def by_default(kind: Kind, drift: tuple[float, float] | None) -> tuple[float, fl
 
 
 def by_scores(kind: Kind, scores: Sequence[float]) -> tuple[float, float] | None:
-    """The same by the `scores` of earlier runs on the host; None if there are fewer than ENOUGH.
+    """The same by the `scores` of earlier runs on the host; None if there are fewer than ENOUGH."""
+    found = between(scores)
+    return None if found is None else (MEASURED[kind].ratio(found[0]), MEASURED[kind].ratio(found[1]))
+
+
+def between(earlier: Sequence[float]) -> tuple[float, float] | None:
+    """Bounds of eight of ten further values, by the `earlier` ones; None if there are fewer than ENOUGH.
 
     Of n + 1 runs in any order the last is as likely in each of the n + 1 gaps between the others (conformal
     prediction, Vovk et al. 2005).
     """
-    count, apart = len(scores), (1 - SHARE) / 2
+    count, apart = len(earlier), (1 - SHARE) / 2
     if count < ENOUGH:
         return None
     places = [share * (count + 1) - 1 for share in (apart, 1 - apart)]
-    low, high = np.interp(places, range(count), sorted(scores))
-    return MEASURED[kind].ratio(float(low)), MEASURED[kind].ratio(float(high))
+    low, high = np.interp(places, range(count), sorted(earlier))
+    return float(low), float(high)
 
 
 def range_words(low: float, high: float) -> str:

@@ -73,7 +73,8 @@ def test_a_speedup_is_said_of_the_typical_step_unless_another_is_asked_for(clien
         chunk.save()
     assert traced(run).step == newest
     client.force_login(alice)
-    assert f"with free communication, in step {typical}." in tab(client, run, "tab=whatif")
+    said = tab(client, run, "tab=whatif")
+    assert "with free communication." in said and f"Step {typical} is replayed" in said
     assert f"measured, step {typical} against the traced step of" in tab(client, run, "tab=accounts")
     assert "with free communication." in tab(client, run, f"tab=whatif&step={newest}")
     assert f"measured, step {newest} against the traced step of" in tab(client, run, f"tab=accounts&step={newest}")

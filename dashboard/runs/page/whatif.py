@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,12 +12,14 @@ from django.urls import reverse
 from dashboard.ledger.models import Prediction
 from dashboard.runs.models import Run
 from dashboard.runs.places import together_of
+from dashboard.runs.selectors import newest_traced_step
 from dashboard.runs.tracing import traces
 from dashboard.runs.tracing.traces import Trace
+from dashboard.runs.tracing.whatif_range import can_run, likely, spread_text, which_step
 from dashboard.runs.tracing.whatif_replay import CannotReplay, answer, chart, ideas, replayable
 from dashboard.runs.tracing.whatif_words import check
 from parallel_core.analysis.breakdown import Breakdown
-from parallel_core.analysis.quantities import plural_text, ratio_text, sentence_text, step_text
+from parallel_core.analysis.quantities import plural_text, ratio_text, sentence_text
 from parallel_core.analysis.waits import gathers_aside
 from parallel_core.simulate.ideal_limit import ideal_limit
 from parallel_core.simulate.replay import ASSUMED, FREE, GATHERS_ASIDE, TAKE_TURNS, Change, Replay, replay
@@ -32,16 +33,18 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         return {"why_not": str(why)}
     found = answer(trace, given)
     form, made, times = found.form, found.made, found.times
+    said = [which_step(trace, step, newest_traced_step(run)), check(times.unchanged, times.measured), spread_text(run)]
     return {
         "form": form,
         "made": made is not None,
         "sentence": found.sentence,
-        "limit": _limit(trace, step),
+        "likely": likely(trace, form.change(), made).text if made else "",
+        "limit": _limit(trace),
         "chart": chart(trace.spans, trace.layout, times.measured, made, step=trace.step) if made else None,
         "run_address": run_address(run, form.change(), made) if made and not trace.run.injected else "",
         "settles": not Prediction.objects.filter(run=run, disturbed=True, left_out="").exists(),
         "ideas": ideas(trace),
-        "check": check(times.unchanged, times.measured),
+        "check": " ".join(filter(None, said)),
         "assumed": _assumed(trace),
         "times": times,
         "whatif_step": trace.step,
@@ -56,17 +59,15 @@ def _assumed(trace: Trace) -> str:
 
 def run_address(run: Run, change: Change, made: Replay) -> str:
     """The address of New run with the run's spec changed, if that changes only schedule and micro-batches; else ''."""
-    unchanged = Change()
-    others = replace(change, schedule="", micro_batches=0, early_gradients=False)
-    if change == unchanged or others != unchanged:
+    if not can_run(change):
         return ""
     asked = made.spec.model_dump(mode="json", exclude_defaults=True)
     return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked), 'whatif': run.pk})}"
 
 
-def _limit(trace: Trace, asked: int | None) -> str:
-    """The ideal speedup over one device with free communication, with its step where that is not the one replayed
-    (`traces.of_speedup`), and, if there is one, the bound for any number of devices."""
+def _limit(trace: Trace) -> str:
+    """The ideal speedup over one device with free communication and, if there is one, the bound for any number of
+    devices."""
     if trace.spec.parallel.world == 1:
         return ""
     most = ideal_limit(trace.spec) if trace.spec.parallel.pp > 1 else None
@@ -76,11 +77,9 @@ def _limit(trace: Trace, asked: int | None) -> str:
     base = traces.baseline(trace.run)
     if base is None:
         return sentence_text(bound)
-    of = traces.of_speedup(trace, asked)
-    where = "" if of.step == trace.step else f", in {step_text(of.step)}"
-    gain = of.measured.step / replay(of.trained, of.measured, Change(links=FREE)).step
-    reached = ratio_text(_speedup(of, *base) * gain)
-    ideal = f"{reached} of one device is the ideal speedup with free communication{where}"
+    gain = trace.measured.step / replay(trace.trained, trace.measured, Change(links=FREE)).step
+    reached = ratio_text(_speedup(trace, *base) * gain)
+    ideal = f"{reached} of one device is the ideal speedup with free communication"
     return f"{ideal}; {bound}" if bound else f"{ideal}."
 
 

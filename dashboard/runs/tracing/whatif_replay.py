@@ -78,8 +78,9 @@ def absent_text(run: Run, step: int | None) -> str:
 
 
 def replayable(run: Run, step: int | None) -> Trace:
-    """The traced step `step` of the run (None: the one that the page shows). Raises CannotReplay unless it is whole."""
-    trace = traces.trace(run, step)
+    """The traced step `step` of the run (None: its typical one, as the newest may have been held up). Raises
+    CannotReplay unless it is whole."""
+    trace = (traces.typical(run) if step is None else None) or traces.trace(run, step)
     if trace is None:
         raise CannotReplay(absent_text(run, step))
     try:
