@@ -150,7 +150,8 @@ def get_run(
     wait: Annotated[int, Query(ge=0, le=MOST_S, description="seconds; the answer comes when `state` changes")] = 0,
 ) -> Any:
     """One run with its spec and, once it has ended, its summary. With `wait` it comes once the state is another one, or
-    after so many seconds; at once if the run has ended. So a script that follows a run asks again with each answer."""
+    after so many seconds; at once if the run has ended. So a script that follows a run asks again with each answer.
+    The summary is computed right after the end: with `wait` the answer has it, without it may still be {}."""
     return {"data": detail(run_of(run_id))}
 
 

@@ -31,11 +31,11 @@ from parallel_core.spec import RunSpec
 log = logging.getLogger(__name__)
 
 
-def unsummarised() -> set[int]:
-    """Ids of ended runs without a summary, or with an outdated one: left by a controller that was killed, or lost the
-    database, right after their end or after more data had arrived."""
+def unsummarised(run: int | None = None) -> set[int]:
+    """Ids of ended runs, or of this one alone, without a summary, or with an outdated one: they have just ended, or a
+    controller was killed, or lost the database, right after their end or after more data had arrived."""
     due = Run.objects.filter(Q(summary={}) | Q(summary__outdated=True), state__in=ENDED, attempts__isnull=False)
-    return set(due.values_list("pk", flat=True))
+    return set((due if run is None else due.filter(pk=run)).values_list("pk", flat=True))
 
 
 def outdate(pk: int) -> None:

@@ -55,10 +55,15 @@ def test_news_reach_the_browser_and_are_resumed_after_a_lost_connection(site: Si
 
 def move(site: Site, state: str) -> None:
     """Changes the state of run 1 and announces it, as the controller does."""
-    with sqlite3.connect(Home(site.folder).database) as database:
-        database.execute("UPDATE runs_run SET state = ? WHERE id = 1", (state,))
-    database.close()
+    write(site, f"UPDATE runs_run SET state = '{state}' WHERE id = 1")
     announce.publish(1, None, ["state"])
+
+
+def write(site: Site, statement: str) -> None:
+    """Changes the database of the site."""
+    with sqlite3.connect(Home(site.folder).database) as database:
+        database.execute(statement)
+    database.close()
 
 
 def test_who_waits_for_a_run_is_answered_when_its_state_changes(site: Site, redis_url: str) -> None:
@@ -85,6 +90,34 @@ def test_who_waits_for_a_run_is_answered_when_its_state_changes(site: Site, redi
         assert await told(60) == "succeeded", "a run that has ended is not waited for"
         assert (await site.get("/api/v1/runs/2?wait=60")).status_code == 404
         assert (await site.get("/api/v1/runs/1?wait=61")).status_code == 422
+
+    asyncio.run(main())
+
+
+def test_that_a_run_has_ended_is_told_with_its_summary(site: Site, redis_url: str) -> None:
+    """The controller computes it a moment after the end; who reads the numbers of the run then needs them."""
+    empty = (
+        "INSERT INTO runs_attempt VALUES (1, 1, '', '[]', 1, '', '', '', '{}', '{}'" + ", NULL" * 5 + ", 0, '{}', 0, 1)"
+    )
+
+    async def main() -> None:
+        write(site, empty)
+        move(site, "running")
+        async with site.open("run:1") as response:
+            await next_message(response.aiter_lines())  # news arrive
+            waiting = asyncio.create_task(site.get("/api/v1/runs/1?wait=60"))
+            done, _ = await asyncio.wait([waiting], timeout=1.0)
+            move(site, "succeeded")
+            late = asyncio.create_task(site.get("/api/v1/runs/1?wait=60"))
+            done, _ = await asyncio.wait([waiting, late], timeout=1.0)
+            assert not done, "it has ended, and is not summarised"
+            write(site, """UPDATE runs_run SET summary = '{"timed": null}' WHERE id = 1""")
+            announce.publish(1, None, ["summary"])
+            for answer in await asyncio.gather(waiting, late):
+                told = answer.json()["data"]
+                assert told["state"] == "succeeded" and told["summary"] == {"timed": None}
+        again = await site.get("/api/v1/runs/1?wait=60")
+        assert again.json()["data"]["summary"], "it has its summary and is not waited for"
 
     asyncio.run(main())
 
