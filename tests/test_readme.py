@@ -147,7 +147,8 @@ def test_setup_of_an_up_to_date_environment_does_nothing(yard: YardProcess) -> N
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_curl_commands_submit_and_list(yard: YardProcess) -> None:
+def token_of(yard: YardProcess) -> str:
+    """Makes a token of the admin that may submit."""
     make = (
         "import django; django.setup()\n"
         "from datetime import timedelta\n"
@@ -157,8 +158,11 @@ def test_the_curl_commands_submit_and_list(yard: YardProcess) -> None:
         "user, until = get_user_model().objects.get(), timezone.now() + timedelta(days=1)\n"
         "print(ApiToken.make(user=user, name='readme', scope='submit', expires_at=until)[1])\n"
     )
-    token = yard.shell(make).stdout.split()[-1]
-    env = {**os.environ, "TOKEN": token}
+    return yard.shell(make).stdout.split()[-1]
+
+
+def test_the_curl_commands_submit_and_list(yard: YardProcess) -> None:
+    env = {**os.environ, "TOKEN": token_of(yard)}
     for command in sorted(CURL, key=len, reverse=True):
         line = command.replace("http://127.0.0.1:8000", yard.url)
         done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
@@ -166,3 +170,26 @@ def test_the_curl_commands_submit_and_list(yard: YardProcess) -> None:
         assert expected in done.stdout, done.stdout
     with yard.client() as client:
         wait_for("the end of the run", lambda: yard.run_of(client, 1)["state"] == "succeeded", 120)
+
+
+def test_the_example_of_a_script_compares_two_splits_and_saves_the_numbers(yard: YardProcess, tmp_path: Path) -> None:
+    script, path = str(ROOT / "examples/api_client.py"), tmp_path / "spec.json"
+    model = {"layers": 2, "hidden": 16, "heads": 2, "seq": 16}
+    path.write_text(json.dumps({"model": model, "parallel": {"pp": 2}, "train": {"steps": 6, "global_batch": 4}}))
+
+    def client(token: str, *line: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "TOKEN": token}
+        command = [sys.executable, script, *line]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    done = client(token_of(yard), yard.url, str(path))
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"[\d.]+ and [\d.]+ ms a step: [\d.]+x", done.stdout.splitlines()[-1])
+    series = sorted(tmp_path.glob("run-*.csv"))
+    assert [file.read_text().splitlines()[0] for file in series] == ["series,rank,step,time,value"] * 2
+    assert len((tmp_path / "study.csv").read_text().splitlines()) == 3
+    refused = client("ty_wrong", yard.url, str(path))
+    assert refused.returncode == 1 and "This token is unknown, expired or revoked" in refused.stderr
+    path.write_text('{"train": {"stepz": 3}}')
+    refused = client(token_of(yard), yard.url, str(path))
+    assert "train.stepz: There is no such field; use train.steps." in refused.stderr
