@@ -28,7 +28,7 @@ from parallel_core.launch import CheckpointOptions, Event, ForkServer, Generatio
 from parallel_core.no_progress import Watch, marked, sentence
 from parallel_core.observe import host
 from parallel_core.observe.event_tail import EventTail
-from parallel_core.observe.record_files import Frame, decode
+from parallel_core.observe.record_files import Frame, decode, segments_by_rank
 from parallel_core.observe.spool import Recorded, Spool, segment_bytes
 from parallel_core.outcome import Outcome
 from parallel_core.spec import RunSpec
@@ -98,8 +98,13 @@ class LocalRunner:
         (KeyboardInterrupt) stops the ranks, which save first, and a second one ends them at once; Interrupted is raised
         then. A run in which no rank moves for `no_progress_s` seconds is ended. `links`: its ranks measure messages.
         `spool_bytes`: bytes of records above which the oldest spans go (observe.spool); None: all stay. Raises
-        AmbiguousGpus, before a rank starts.
+        AmbiguousGpus, before a rank starts, and FileExistsError where `folder` holds the records of another run: they
+        would be read as this one's.
         """
+        if resume is None and segments_by_rank(folder):
+            raise FileExistsError(
+                f"{folder} holds the records of a run already; name another folder, or read them by Outcome.read"
+            )
         if spec.train.device == "cuda":
             host.cuda_devices()  # every rank would fail in the same way
         self._attempt += 1

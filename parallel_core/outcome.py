@@ -16,7 +16,7 @@ from parallel_core.exits import Exit, culprit
 from parallel_core.layout import Layout
 from parallel_core.no_progress import place
 from parallel_core.observe.event_tail import EventTail
-from parallel_core.observe.record_files import Frame, decode, last_of, read_stream
+from parallel_core.observe.record_files import Frame, decode, last_of, read_stream, segments_by_rank
 from parallel_core.observe.records import POINT, SPAN
 
 
@@ -67,6 +67,15 @@ class Outcome:
     message: str = ""
     stood: str = ""
     """For a run that was ended because of missing progress: its schedule, with the position of every rank marked."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Outcome:
+        """What a run left in `folder`, such as one of the command `train`. How its ranks ended is not stored there:
+        `exits` is empty. Raises FileNotFoundError where no records are."""
+        ranks = segments_by_rank(folder)
+        if not ranks:
+            raise FileNotFoundError(f"{folder} holds no records of a run")
+        return cls(folder, 0.0, max(ranks) + 1)
 
     @property
     def frames(self) -> dict[int, RankRecords]:

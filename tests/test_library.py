@@ -22,6 +22,8 @@ def test_a_spec_is_drawn_and_judged(capsys: pytest.CaptureFixture[str]) -> None:
 def test_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     exec("".join(EXAMPLES), {})
-    losses = re.findall(r"\d\.\d+", capsys.readouterr().out.splitlines()[-1])
+    said = capsys.readouterr().out.splitlines()
+    losses = re.findall(r"\d\.\d+", said[-2])
+    assert 0 < float(said[-1].split()[0]) < 60 and said[-1].endswith("[0 1 2 3 4 5]")
     assert len(losses) == 6 and float(losses[-1]) < float(losses[0])
     assert (tmp_path / "records" / "events-0.bin").exists()

@@ -11,8 +11,10 @@ import pytest
 
 from parallel_core.exits import Exit
 from parallel_core.launch import EXIT_FAULT, EXIT_PEER, EXIT_STOPPED
+from parallel_core.local import LocalRunner
 from parallel_core.observe.record_files import LAST_WINDOW, Frame
 from parallel_core.outcome import Outcome
+from parallel_core.spec import RunSpec
 from tests.parallel_core.frames import outcome_of
 
 
@@ -66,3 +68,18 @@ def test_records_that_are_gone_are_not_taken_for_none(tmp_path: Path) -> None:
     for read in (made.failure, lambda: made.series("loss"), lambda: made.headers(0, "phase"), made.traced):
         with pytest.raises(FileNotFoundError, match="are gone"):
             read()
+
+
+def test_what_a_run_left_is_read_without_it(tmp_path: Path) -> None:
+    made = outcome(tmp_path, (1, EXIT_FAULT), r1="wrong")
+    again = Outcome.read(tmp_path)
+    assert again.world == made.world == 2 and again.last(1, "fault") == made.last(1, "fault")
+    assert again.exits == [] and again.failure() == ""
+    with pytest.raises(FileNotFoundError, match="nowhere holds no records of a run"):
+        Outcome.read(tmp_path / "nowhere")
+
+
+def test_the_records_of_another_run_are_not_taken_for_those_of_this_one(runner: LocalRunner, tmp_path: Path) -> None:
+    outcome(tmp_path, (0, EXIT_FAULT), r0="wrong")
+    with pytest.raises(FileExistsError, match="holds the records of a run already"):
+        runner.run(RunSpec(), tmp_path)
