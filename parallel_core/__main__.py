@@ -1,7 +1,7 @@
 """`python -m parallel_core COMMAND`; see the package `cli` and `docs/command-line.md`.
 
 COMMAND is train, spec, schedule, calibrate, profile, predict, order, plan, partition, fit, import-llama, export-llama,
-pack-tokens, generate or bench.
+pack-tokens, pack-images, generate or bench.
 """
 
 from __future__ import annotations

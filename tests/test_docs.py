@@ -152,7 +152,7 @@ def test_what_an_extender_is_sent_to_is_there() -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_command_that_is_named_is_there(path: Path) -> None:
     known = re.findall(
-        r'add_parser\(\s*"([\w-]+)"', "".join(p.read_text() for p in ROOT.glob("parallel_core/cli/*.py"))
+        r'add_command\(\s*commands,\s*"([\w-]+)"', "".join(p.read_text() for p in ROOT.glob("parallel_core/cli/*.py"))
     )
     assert set(re.findall(r"-m parallel_core ([a-z][\w-]*)", PAGES[path])) <= set(known)
     assert set(re.findall(r"`(?:\S+ -m parallel_core )?bench ([a-z][\w-]*)", PAGES[path])) <= {*BENCHES, "list"}

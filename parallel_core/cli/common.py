@@ -22,6 +22,7 @@ from parallel_core.spec import RunSpec, field_errors
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """What argparse's add_subparsers returns, to which a command adds its parser; it has no public name."""
+PROGRAM = "python -m parallel_core"
 MOST_RANKS = 2_048
 """Most pipeline ranks of a schedule whose programs are computed in full."""
 
@@ -32,6 +33,24 @@ RANKS_A_CORE = 32
 
 class CommandError(Exception):
     """The user's input cannot be used; the message says why."""
+
+
+def add_command(commands: Subparsers, name: str, about: str, *examples: str) -> argparse.ArgumentParser:
+    """Adds a command. `about` is its line in the list of commands, and heads its own help, which ends with the
+    `examples`: arguments of the command."""
+    lines = "".join(f"\n  {PROGRAM} {name} {example}".rstrip() for example in examples or ("",))
+    return commands.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=f"example{'s' if len(examples) > 1 else ''}:{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_spec(command: argparse.ArgumentParser, note: str = "") -> None:
+    """Adds the argument for the spec; `note`: what of it counts, or has to hold."""
+    command.add_argument("spec", type=Path, help=f"a RunSpec as JSON{note} ('-' reads stdin)")
 
 
 def read_spec(path: Path, inject: Sequence[str] = (), corpus: str | None = None) -> RunSpec:

@@ -11,12 +11,21 @@ from collections.abc import Sequence
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.atomic_file import NO_SPACE
 from parallel_core.cli import fields, fit, images, models, order, partition, plan, profile, schedule, train
-from parallel_core.cli.common import CommandError
+from parallel_core.cli.common import PROGRAM, CommandError, add_command
 from parallel_core.cli.numbers import target, whole
 from parallel_core.cli.output import drop_unread, say
 from parallel_core.launch import ServerLost
 from parallel_core.observe.cores import cores
 from parallel_core.observe.gpus import AmbiguousGpus
+
+EXIT_STATUS = """exit status:
+  0    done
+  1    a run failed, or no plan of `plan` fits
+  2    the command, a spec, a file or a setting of the environment cannot be used: stderr says why
+  130  interrupted: Ctrl-C, SIGTERM or a lost terminal
+  141  nobody reads what it prints any more, as after `| head`
+
+`COMMAND --help` explains a command; docs/command-line.md has more, and docs/engine.md how to do it from Python."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,26 +57,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m parallel_core", description="The training engine, on its own.")
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="The training engine, on its own.",
+        epilog=EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(required=True, metavar="command")
     train.add(commands)
     fields.add(commands)
     schedule.add(commands)
-    calibrate = commands.add_parser("calibrate", help="find the model whose step takes 50-200 ms here (JSON)")
-    calibrate.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    calibrate.add_argument("--index", type=whole(0), default=0, help="which device")
+    calibrate = add_command(
+        commands,
+        "calibrate",
+        "find the model whose step takes 50-200 ms on a device of this host; print it as JSON",
+        "",
+    )
+    calibrate.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="kind of device (default: cpu)")
+    calibrate.add_argument("--index", type=whole(0), default=0, help="number of the device (default: 0)")
     calibrate.set_defaults(run=_calibrate)
-    plan.add(commands)
+    profile.add(commands)
     order.add(commands)
+    plan.add(commands)
     partition.add(commands)
     fit.add(commands)
     models.add(commands)
     images.add(commands)
-    profile.add(commands)
-    bench = commands.add_parser("bench", help="this engine against PyTorch's own, and its own costs")
+    models.add_generate(commands)
+    bench = add_command(
+        commands, "bench", "measure this engine against PyTorch's own, and what it costs itself", "list", "ddp predict"
+    )
     bench.add_argument("names", nargs="*", metavar="name", help="which benchmarks (default: all; 'list' names them)")
-    bench.add_argument("--rounds", type=whole(1), default=20, help="turns each contestant gets, at least (default: 20)")
-    bench.add_argument("--json", type=target, help="write the results to this file too")
+    bench.add_argument(
+        "--rounds", type=whole(1), default=20, help="turns that each contestant gets, at least (default: 20)"
+    )
+    bench.add_argument("--json", type=target, metavar="FILE", help="write the results to this file, too")
     bench.set_defaults(run=_bench)
     return parser
 

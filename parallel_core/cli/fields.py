@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from parallel_core.analysis.quantities import bound_text
-from parallel_core.cli.common import CommandError, Subparsers
+from parallel_core.cli.common import CommandError, Subparsers, add_command
 from parallel_core.faults import KINDS as FAULTS
 from parallel_core.field_names import sections
 from parallel_core.outline import KINDS
@@ -28,7 +28,9 @@ class _Line(NamedTuple):
 
 def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
-    command = commands.add_parser("spec", help="what a spec may say: every field, its default, bounds and meaning")
+    command = add_command(
+        commands, "spec", "list what a spec may say: every field, its default, bounds and meaning", "train", "--json"
+    )
     command.add_argument("name", nargs="?", default="", help="only fields whose dotted name begins so, e.g. train")
     command.add_argument("--json", action="store_true", help="the JSON Schema of a spec instead")
     command.set_defaults(run=_fields)

@@ -4,15 +4,24 @@ the prediction."""
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parallel_core.analysis.quantities import bytes_text, plural_text
 from parallel_core.cli import own_text
-from parallel_core.cli.common import CommandError, Subparsers, add_no_progress, read_spec, require_cores
+from parallel_core.cli.common import (
+    CommandError,
+    Subparsers,
+    add_command,
+    add_no_progress,
+    add_spec,
+    read_spec,
+    require_cores,
+)
 from parallel_core.cli.numbers import whole
 
 if TYPE_CHECKING:
@@ -25,9 +34,21 @@ MIB = 1 << 20
 
 def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
-    fit = commands.add_parser("fit", help="find the most layers that fit, by real runs, next to the prediction")
-    fit.add_argument("spec", type=Path, help="a RunSpec as JSON, of a model with a layer count ('-' reads stdin)")
-    fit.add_argument("--cap", type=whole(1), required=True, help="MiB that a rank may hold; more ends it out of memory")
+    fit = add_command(
+        commands,
+        "fit",
+        "find the most layers that fit, by real runs, next to the prediction",
+        "examples/pp2.json --cap 24",
+    )
+    add_spec(fit, ", of a model with a layer count")
+    fit.add_argument(
+        "--cap",
+        type=whole(1),
+        metavar="MIB",
+        required=True,
+        help="MiB that a rank may hold; more ends it out of memory",
+    )
+    fit.add_argument("--json", action="store_true", help="print the result as JSON; trials go to stderr")
     own_text.add(fit)
     add_no_progress(fit)
     fit.set_defaults(run=run)
@@ -59,9 +80,10 @@ def run(options: argparse.Namespace) -> int:
             if not outcome.ok and not _out_of_memory(outcome):
                 print(outcome.failure(), file=sys.stderr)
                 return 1
-            print(f"{plural_text(layers, 'layer'):>12}  {'fits' if outcome.ok else outcome.failure()}", flush=True)
+            line = f"{plural_text(layers, 'layer'):>12}  {'fits' if outcome.ok else outcome.failure()}"
+            print(line, flush=True, file=sys.stderr if options.json else sys.stdout)
             search = replace(search, tried={**search.tried, layers: outcome.ok})
-    print(_said(search, cap))
+    print(json.dumps(_as_json(search, cap)) if options.json else _said(search, cap))
     return 0
 
 
@@ -80,6 +102,10 @@ def _trial(spec: RunSpec, layers: int, cap: int) -> RunSpec:
 def _out_of_memory(outcome: Outcome) -> bool:
     faults = [outcome.last(one.rank, "fault") for one in outcome.exits if one.code]
     return any(fault and fault["cause"] == "out_of_memory" for fault in faults)
+
+
+def _as_json(search: Search, cap: int) -> dict[str, Any]:
+    return {"layers": search.largest, "predicted": search.guess, "cap_bytes": cap, "tried": dict(search.tried)}
 
 
 def _said(search: Search, cap: int) -> str:

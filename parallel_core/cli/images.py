@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from parallel_core.analysis.quantities import plural_text
-from parallel_core.cli.common import CommandError, Subparsers
+from parallel_core.cli.common import CommandError, Subparsers, add_command
 from parallel_core.data import image_import
 from parallel_core.data.corpus import CorpusError
 from parallel_core.spec import CORPUS_PATTERN
@@ -14,7 +14,12 @@ from parallel_core.spec import CORPUS_PATTERN
 
 def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
-    pack = commands.add_parser("pack-images", help="make an image file of NumPy's arrays, to train on as images:NAME")
+    pack = add_command(
+        commands,
+        "pack-images",
+        "make an image file of NumPy's arrays, to train on as images:NAME",
+        "pets.npz --name pets --out data",
+    )
     pack.add_argument("source", type=Path, help=".npz with the arrays images and labels, or .npy of images")
     pack.add_argument("--labels", type=Path, help=".npy of the labels, where the source has none")
     pack.add_argument("--channels", choices=("first", "last"), help="order of images of four dimensions, if unclear")

@@ -4,20 +4,30 @@ checkpoint."""
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from parallel_core import limits
-from parallel_core.analysis.generated import merged, replicas, text, timing, together
+from parallel_core.analysis.generated import merged, rate, replicas, text, timing, together, whole_rate
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.cli.common import CommandError, Subparsers, add_no_progress, checkpoint_of, require_cores
-from parallel_core.cli.numbers import whole
+from parallel_core.cli.common import (
+    CommandError,
+    Subparsers,
+    add_command,
+    add_no_progress,
+    checkpoint_of,
+    require_cores,
+)
+from parallel_core.cli.numbers import number, whole
 from parallel_core.data import token_file
 from parallel_core.data.corpus import CorpusError
 from parallel_core.generation_request import inference, read_request
@@ -31,36 +41,59 @@ from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
 
 def add(commands: Subparsers) -> None:
     """Adds this module's commands to the parser of the engine."""
-    take = commands.add_parser("import-llama", help="make a checkpoint of Llama weights (safetensors and config.json)")
+    take = add_command(
+        commands,
+        "import-llama",
+        "make a checkpoint of Llama weights (safetensors and config.json)",
+        "weights --out folder",
+    )
     take.add_argument("weights", type=Path, help="folder with config.json and *.safetensors")
     take.add_argument("--out", type=Path, required=True, help="folder for spec.json and the checkpoint")
     take.add_argument("--seq", type=whole(1), default=1024, help="sequence length of the model (default: 1024)")
     take.set_defaults(run=_import)
-    _add_generate(commands)
-    pack = commands.add_parser("pack-tokens", help="make a token file of raw tokens, to train on as tokens:NAME")
+    give = add_command(
+        commands,
+        "export-llama",
+        "write a checkpoint of a Llama as safetensors and config.json",
+        "tuned --out exported",
+    )
+    give.add_argument("checkpoint", type=Path, help="a checkpoint, or a run's folder: its newest one")
+    give.add_argument("--out", type=Path, required=True, help="folder to write to")
+    give.set_defaults(run=_export)
+    pack = add_command(
+        commands,
+        "pack-tokens",
+        "make a token file of raw tokens, to train on as tokens:NAME",
+        "tokens.bin --vocab 1000 --name web --out data",
+    )
     pack.add_argument("source", type=Path, help="little-endian numbers, one after the other")
-    pack.add_argument("--bytes", type=int, choices=(2, 4), default=2, help="of a token (default: 2)")
+    pack.add_argument("--bytes", type=int, choices=(2, 4), default=2, help="bytes of a token (default: 2)")
     pack.add_argument("--vocab", type=whole(2, limits.MAX_VOCAB), required=True, help="every token is below it")
     pack.add_argument("--name", required=True, help="what a spec calls it, after 'tokens:'")
     pack.add_argument("--out", type=Path, required=True, help="data folder: --corpora of train, or a worker's corpora")
     pack.set_defaults(run=_pack)
-    give = commands.add_parser("export-llama", help="write a checkpoint of a Llama as safetensors and config.json")
-    give.add_argument("checkpoint", type=Path, help="a checkpoint, or a run's folder: its newest one")
-    give.add_argument("--out", type=Path, required=True, help="folder to write to")
-    give.set_defaults(run=_export)
 
 
-def _add_generate(commands: Subparsers) -> None:
-    made = commands.add_parser("generate", help="generate text from a checkpoint of a GPT")
+def add_generate(commands: Subparsers) -> None:
+    """Adds `generate`, which stands behind the other commands in the list."""
+    made = add_command(
+        commands,
+        "generate",
+        "generate text from a checkpoint of a GPT",
+        'records --prompt "def "',
+        "records --ids 1,15043",
+    )
     made.add_argument("checkpoint", type=Path, help="a checkpoint, or a run's folder: its newest one")
     text = made.add_mutually_exclusive_group(required=True)
     text.add_argument("--prompt", help="text to go on from, for a model whose tokens are bytes (vocab up to 256)")
     text.add_argument("--ids", help="numbers of tokens to go on from, e.g. 1,15043")
-    made.add_argument("--new", type=int, default=64, help="tokens to generate (default: 64)")
-    made.add_argument("--samples", type=int, default=1, help="how many texts (default: 1)")
-    made.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)")
-    made.add_argument("--top-k", type=int, default=0, help="a temperature draws from so many likeliest (0: all)")
-    made.add_argument("--seed", type=int, default=7, help="of what a temperature above 0 draws")
+    made.add_argument("--new", type=whole(1), default=64, help="tokens to generate (default: 64)")
+    made.add_argument("--samples", type=whole(1), default=1, help="how many texts (default: 1)")
+    made.add_argument("--temperature", type=number, default=0.0, help="0 takes the likeliest token (default: 0)")
+    made.add_argument(
+        "--top-k", type=whole(0), default=0, help="a temperature draws from so many likeliest, 0: from all (default: 0)"
+    )
+    made.add_argument("--seed", type=whole(0), default=7, help="of what a temperature above 0 draws (default: 7)")
     made.add_argument("--tp", type=whole(1), default=1, help="devices that share each layer (default: 1)")
     made.add_argument("--pp", type=whole(1), default=1, help="stages of the layers, one after the other (default: 1)")
     made.add_argument("--dp", type=whole(1), default=1, help="replicas that share out the texts (default: 1)")
@@ -68,6 +101,7 @@ def _add_generate(commands: Subparsers) -> None:
     made.add_argument("--device", choices=("cpu", "cuda"), help=kind)
     add_no_progress(made)
     made.add_argument("--no-cache", action="store_true", help="make every token from the whole text again")
+    made.add_argument("--json", action="store_true", help="print texts, seconds and bytes as JSON")
     made.set_defaults(run=_generate)
 
 
@@ -132,12 +166,32 @@ def _generate(options: argparse.Namespace) -> int:
             return 1
         every = range(spec.parallel.world)
         ranks = {rank: told for rank in every if (told := together(outcome.headers(rank, "generated")))}
-    said = replicas(ranks, Layout.of(spec))
-    for tokens in merged(said)["tokens"]:
-        print(text([*request["prompt"], *tokens], spec.model.vocab))
-    kept = bytes_text(max(told["kv_bytes"] for told in ranks.values()))
-    print(f"{timing(said, len(request['prompt']))}; keys and values {kept} a rank", file=sys.stderr)
+    said, kept = replicas(ranks, Layout.of(spec)), max(told["kv_bytes"] for told in ranks.values())
+    texts = [[*request["prompt"], *tokens] for tokens in merged(said)["tokens"]]
+    if options.json:
+        print(json.dumps(_as_json(texts, said, kept, spec.model.vocab)))
+        return 0
+    for tokens in texts:
+        print(text(tokens, spec.model.vocab))
+    line = f"{timing(said, len(request['prompt']))}; keys and values {bytes_text(kept)} a rank"
+    print(line, file=sys.stderr)
     return 0
+
+
+def _as_json(
+    texts: Sequence[Sequence[int]], said: Sequence[Mapping[str, Any]], kept: int, vocab: int
+) -> dict[str, Any]:
+    """The texts with their prompts, as numbers of tokens and, where these are bytes, as text; what they took."""
+    token_s, speed = rate(said) or (None, None)
+    return {
+        "tokens": texts,
+        "texts": [text(tokens, vocab) for tokens in texts] if vocab <= BYTES else None,
+        "prefill_s": merged(said)["prefill"],
+        "token_s": token_s,
+        "tokens_per_s": speed,
+        "overall_tokens_per_s": whole_rate(said),
+        "kv_bytes": kept,
+    }
 
 
 def _inference(manifest: manifests.Manifest, options: argparse.Namespace) -> RunSpec:

@@ -24,6 +24,17 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     return read
 
 
+def number(text: str) -> float:
+    """Parses a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"a number is needed; got {text[:40]!r}")
+    return value
+
+
 def above(least: float) -> Callable[[str], float]:
     """Returns a parser of finite numbers above `least`."""
 

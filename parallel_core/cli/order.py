@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import bytes_text, most_percent_text, seconds_text
-from parallel_core.cli.common import CommandError, Subparsers, read_spec, require_few
+from parallel_core.cli.common import CommandError, Subparsers, add_command, add_spec, read_spec, require_few
 from parallel_core.cli.numbers import above, target, whole
 
 if TYPE_CHECKING:
@@ -24,13 +24,24 @@ MOST_SEARCHED = 32_768
 
 def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
-    order = commands.add_parser("order", help="find the best pipeline order of a spec, and write it as a spec")
-    order.add_argument("spec", type=Path, help="a RunSpec as JSON with pp > 1")
-    order.add_argument("--table", type=Path, help="what `profile --out` wrote (default: F = B = W, messages free)")
+    order = add_command(
+        commands,
+        "order",
+        "find the best pipeline order of a spec, and write it as a spec",
+        "examples/pp2.json --table costs --keep 2 --out best.json",
+    )
+    add_spec(order, " with pp > 1")
+    order.add_argument(
+        "--table", type=Path, metavar="FILE", help="what `profile --out` wrote (default: F = B = W, messages free)"
+    )
     order.add_argument("--keep", type=above(0), help="micro-batches that a rank may keep (default: pp, as 1F1B)")
-    order.add_argument("--effort", type=whole(1), default=1_000_000, help="operations timed in the search")
+    order.add_argument(
+        "--effort", type=whole(1), default=1_000_000, help="operations timed in the search (default: 1000000)"
+    )
     order.add_argument("--csv", action="store_true", help="print the order alone, as PyTorch spells it")
-    order.add_argument("--out", type=target, help="write the fastest within --keep as a spec that `train` takes")
+    order.add_argument(
+        "--out", type=target, metavar="FILE", help="write the fastest within --keep as a spec that `train` takes"
+    )
     order.set_defaults(run=run)
 
 

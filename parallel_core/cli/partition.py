@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_core.analysis.quantities import bytes_text, plural_text, seconds_text
-from parallel_core.cli.common import Subparsers
+from parallel_core.cli.common import Subparsers, add_command
 from parallel_core.cli.numbers import above
 
 if TYPE_CHECKING:
@@ -22,7 +22,12 @@ GB, GIB = 1e9, 2.0**30
 
 def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
-    command = commands.add_parser("partition", help="PipeDream's partition of the graph.txt that its profiler wrote")
+    command = add_command(
+        commands,
+        "partition",
+        "partition a graph.txt that PipeDream's profiler wrote, as PipeDream does",
+        "examples/branches.graph.txt --level 4@1",
+    )
     command.add_argument("graph", type=Path, help="lines `node1 -- name -- forward_compute_time=…`, then edges")
     command.add_argument(
         "--level",
@@ -32,8 +37,15 @@ def add(commands: Subparsers) -> None:
         metavar="WORKERS@GB/S",
         help="workers and the bandwidth between them; again for groups of these: --level 4@12 --level 4@1.25",
     )
-    command.add_argument("--form", choices=["released", "paper"], default="released", help="whose costs (released)")
-    command.add_argument("--memory", type=above(0), help="GiB a worker has for weights and activations")
+    command.add_argument(
+        "--form",
+        choices=["released", "paper"],
+        default="released",
+        help="costs of PipeDream's released tool, or of its paper (default: released)",
+    )
+    command.add_argument(
+        "--memory", type=above(0), metavar="GIB", help="GiB a worker has for weights and activations (default: any)"
+    )
     command.add_argument("--json", action="store_true", help="the stages as JSON")
     command.set_defaults(run=run)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
 from parallel_core.cli import alpa
-from parallel_core.cli.common import CommandError, Subparsers
+from parallel_core.cli.common import CommandError, Subparsers, add_command
 from parallel_core.cli.numbers import whole
 
 if TYPE_CHECKING:
@@ -27,14 +27,37 @@ def add(commands: Subparsers) -> None:
     from parallel_core.plan.cluster.model import presets
     from parallel_core.plan.cluster.questions import QUESTIONS
 
-    plan = commands.add_parser("plan", help="the best ways to split a model over a GPU cluster, predicted")
-    plan.add_argument("--model", default="gpt-175b", choices=presets(), metavar="KEY", help=", ".join(presets()))
-    plan.add_argument("--cluster", default="selene", choices=clusters(), metavar="KEY", help=", ".join(clusters()))
+    plan = add_command(
+        commands,
+        "plan",
+        "predict the best ways to split a model over a GPU cluster",
+        "--model gpt-175b --cluster selene --devices 1024 --ask all",
+        "--model llama-70b --devices 8 --serve 1024:256",
+        "--spec examples/pp2.json --table costs",
+    )
+    plan.add_argument(
+        "--model",
+        default="gpt-175b",
+        choices=presets(),
+        metavar="KEY",
+        help=f"{', '.join(presets())} (default: gpt-175b)",
+    )
+    plan.add_argument(
+        "--cluster",
+        default="selene",
+        choices=clusters(),
+        metavar="KEY",
+        help=f"{', '.join(clusters())} (default: selene)",
+    )
     plan.add_argument("--devices", type=whole(1), help="how many devices (default: the cluster's)")
     plan.add_argument("--batch", type=whole(1), default=1536, help="sequences of a step (default: 1536)")
-    plan.add_argument("--adapters", type=whole(0), default=0, help="rank of adapters on a frozen base (default: none)")
+    plan.add_argument(
+        "--adapters", type=whole(0), default=0, help="rank of adapters on a frozen base (default: 0, none)"
+    )
     plan.add_argument("--columns", action="store_true", help="try linear layers split all by columns, too")
-    plan.add_argument("--top", type=whole(1), default=10, help="layouts listed, each with its fastest plan (10)")
+    plan.add_argument(
+        "--top", type=whole(1), default=10, help="layouts listed, each with its fastest plan (default: 10)"
+    )
     plan.add_argument("--ask", choices=[*QUESTIONS, "all"], help="answer a question about the best plans")
     plan.add_argument("--json", action="store_true", help="the listed plans as JSON")
     plan.add_argument("--accuracy", action="store_true", help="predictions against published measurements instead")

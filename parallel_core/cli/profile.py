@@ -6,14 +6,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallel_core import limits
 from parallel_core.analysis.quantities import bytes_text, percent_text, plural_text, seconds_text
-from parallel_core.cli.common import Subparsers, add_no_progress, read_spec, require_cores
+from parallel_core.cli.common import Subparsers, add_command, add_no_progress, add_spec, read_spec, require_cores
 from parallel_core.cli.numbers import above, target, whole
 
 if TYPE_CHECKING:
+    from parallel_core.plan.memory import Feasibility
     from parallel_core.profile.curves import Link
     from parallel_core.profile.table import CostTable, FullySharded, Layers, OwnShards
     from parallel_core.spec import RunSpec
@@ -21,29 +22,41 @@ if TYPE_CHECKING:
 
 def add(commands: Subparsers) -> None:
     """Adds the commands to the parser of the engine."""
-    profile = commands.add_parser("profile", help="time the layers of a spec's model, and this host's links")
-    profile.add_argument("spec", type=Path, help="a RunSpec as JSON: its model, batch, precision and device")
-    profile.add_argument("--out", type=target, help="write the cost table to this file")
+    profile = add_command(
+        commands,
+        "profile",
+        "time the layers of a spec's model, and this host's links",
+        "examples/pp2.json --out costs",
+    )
+    add_spec(profile, ": its model, batch, precision and device")
+    profile.add_argument("--out", type=target, metavar="FILE", help="write the cost table to this file, as JSON")
     profile.add_argument(
         "--ranks", type=whole(1, limits.MAX_DEGREE), help="ranks that links are timed between (default: 4, GPUs: all)"
     )
-    profile.add_argument("--seconds", type=above(0), default=2.0, help="of each condition of the layers, at least")
+    profile.add_argument(
+        "--seconds", type=above(0), default=2.0, help="seconds for each condition of the layers, at least (default: 2)"
+    )
     add_no_progress(profile)
-    profile.add_argument("--json", action="store_true", help="print the table as JSON")
+    profile.add_argument("--json", action="store_true", help="print the cost table as JSON")
     profile.add_argument("--quick", action="store_true", help="no tensor groups and no recomputation")
     profile.set_defaults(run=_profile)
-    predict = commands.add_parser(
-        "predict", help="how long a step of a spec will take, by a cost table, and its memory"
+    predict = add_command(
+        commands,
+        "predict",
+        "predict how long a step of a spec takes, by a cost table, and its memory",
+        "examples/pp2.json --table costs --memory 300",
+        "examples/pp2.json --table costs --cut better.json",
     )
-    predict.add_argument("spec", type=Path)
-    predict.add_argument("--table", type=Path, required=True, help="what `profile --out` wrote")
+    add_spec(predict)
+    predict.add_argument("--table", type=Path, metavar="FILE", required=True, help="what `profile --out` wrote")
     predict.add_argument(
         "--cut",
         type=target,
         metavar="OUT",
         help="move the cuts between stages while that shortens the step; write the spec",
     )
-    predict.add_argument("--memory", type=whole(1), metavar="MIB", help="of a device: say whether the spec fits, too")
+    predict.add_argument("--memory", type=whole(1), metavar="MIB", help="of a device: say whether the spec fits")
+    predict.add_argument("--json", action="store_true", help="print the prediction as JSON, in seconds and bytes")
     predict.set_defaults(run=_predict)
 
 
@@ -72,43 +85,61 @@ def _profile(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from parallel_core.profile.table import CostTable, CostTableError
-    from parallel_core.simulate.likely import elsewhere_text
-    from parallel_core.simulate.predict import CannotPredict, predict_step
+    from parallel_core.simulate.predict import CannotPredict
 
     spec = read_spec(options.spec)
     try:
         table = CostTable.read(options.table)
-        if options.cut is not None:
-            spec = _cut(spec, table, options.cut)
-        else:
-            said = predict_step(spec, table)
-            print(f"{seconds_text(said.seconds)} a step{f'; {elsewhere_text(*said.likely)}' if said.likely else ''}")
+        said = _cut(spec, table, options.cut) if options.cut is not None else _step(spec, table)
     except (CostTableError, CannotPredict) as error:
         print(error, file=sys.stderr)
         return 2
-    print(_needs(spec, options.memory))
+    needs = _needs(said.spec, options.memory)
+    if options.json:
+        memory = {"memory_bytes": needs.total or None, "rank": needs.worst_rank, "fits": needs.fits}
+        print(json.dumps({**said.numbers, **memory}))
+    else:
+        print(f"{said.text}\n{needs.sentence}")
     return 0
 
 
-def _needs(spec: RunSpec, mib: int | None) -> str:
+class _Said(NamedTuple):
+    """A predicted step: in words, as numbers, and the spec that it is of."""
+
+    text: str
+    numbers: dict[str, Any]
+    spec: RunSpec
+
+
+def _step(spec: RunSpec, table: CostTable) -> _Said:
+    from parallel_core.simulate.likely import elsewhere_text
+    from parallel_core.simulate.predict import predict_step
+
+    found = predict_step(spec, table)
+    text = f"{seconds_text(found.seconds)} a step{f'; {elsewhere_text(*found.likely)}' if found.likely else ''}"
+    return _Said(text, {"seconds": found.seconds, "range": found.likely}, spec)
+
+
+def _needs(spec: RunSpec, mib: int | None) -> Feasibility:
     """Returns what the fullest rank needs, and whether it fits on a device of so many MiB, or under the spec's cap."""
     from parallel_core.plan.memory import verdict
     from parallel_core.plan.room import Room
 
-    return verdict(spec, Room.on(mib << 20 if mib else None, spec.train.device)).sentence
+    return verdict(spec, Room.on(mib << 20 if mib else None, spec.train.device))
 
 
-def _cut(spec: RunSpec, table: CostTable, out: Path) -> RunSpec:
-    """Writes the spec with the best cuts to `out`, and returns it."""
+def _cut(spec: RunSpec, table: CostTable, out: Path) -> _Said:
+    """Writes the spec with the best cuts to `out`, and returns what they make of a step."""
     from parallel_core.simulate.cuts import best_cuts
 
     found = best_cuts(spec, table)
     out.write_text(found.spec.model_dump_json(indent=1) + "\n")
-    cuts = ", ".join(map(str, found.spec.parallel.cuts or ())) or "no cut"
-    print(
-        f"{seconds_text(found.seconds)} a step, cut at {cuts}; {seconds_text(found.before)} before. Written to {out}."
+    cuts = found.spec.parallel.cuts or ()
+    where = ", ".join(map(str, cuts)) or "no cut"
+    text = (
+        f"{seconds_text(found.seconds)} a step, cut at {where}; {seconds_text(found.before)} before. Written to {out}."
     )
-    return found.spec
+    return _Said(text, {"seconds": found.seconds, "before": found.before, "cuts": cuts}, found.spec)
 
 
 def report(table: CostTable) -> list[str]:

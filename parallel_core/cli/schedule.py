@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from parallel_core.cli.common import CommandError, Subparsers, read_spec, require_few
+from parallel_core.cli.common import CommandError, Subparsers, add_command, add_spec, read_spec, require_few
 
 MOST_PRINTED = 131_072
 """Most operations of a schedule that is printed, which takes some seconds."""
@@ -15,8 +14,8 @@ STREAMED = 3
 
 def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
-    command = commands.add_parser("schedule", help="print what every pipeline rank does in one step")
-    command.add_argument("spec", type=Path)
+    command = add_command(commands, "schedule", "print what every pipeline rank does in one step", "examples/pp2.json")
+    add_spec(command)
     form = command.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="compute alone, one row a rank, as PyTorch spells it")
     form.add_argument("--json", action="store_true", help="every operation of every rank")

@@ -19,7 +19,16 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import match
 from parallel_core.cli import own_text, stop
-from parallel_core.cli.common import CommandError, Subparsers, add_no_progress, checkpoint_of, read_spec, require_cores
+from parallel_core.cli.common import (
+    CommandError,
+    Subparsers,
+    add_command,
+    add_no_progress,
+    add_spec,
+    checkpoint_of,
+    read_spec,
+    require_cores,
+)
 from parallel_core.cli.numbers import places, whole
 from parallel_core.cli.output import say
 from parallel_core.faults import sentences
@@ -37,12 +46,21 @@ from parallel_core.spec import RunSpec
 
 def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
-    train = commands.add_parser("train", help="train as the spec says, on this host")
-    train.add_argument("spec", type=Path, help="a RunSpec as JSON ('-' reads stdin)")
+    train = add_command(
+        commands,
+        "train",
+        "train as the spec says, on this host",
+        "examples/pp2.json --out records",
+        "examples/pp2.json --resume records --out further",
+        "examples/pp2.json --inject straggler:rank=1,factor=3 --out broken",
+    )
+    add_spec(train)
     train.add_argument("--out", type=Path, help="folder for records and logs (default: run-<date>-<time>)")
-    train.add_argument("--devices", type=places, help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)")
+    train.add_argument(
+        "--devices", type=places, metavar="N,N", help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)"
+    )
     own_text.add(train)
-    train.add_argument("--resume", type=Path, help="a checkpoint, or a run's folder: its newest one; any layout")
+    train.add_argument("--resume", type=Path, help="go on from a checkpoint, or a run's newest; any layout")
     add_no_progress(train)
     spool_help = "bytes of records above which the oldest spans go, never series or logs (default: %(default)d)"
     train.add_argument("--spool-bytes", type=whole(1), default=SPOOL_BYTES, metavar="BYTES", help=spool_help)

@@ -28,6 +28,8 @@ from parallel_core.spec import RunSpec
         ("fit s.json --cap 0", "--cap: a whole number from 1 on"),
         ("fit s.json --cap 9 --no-progress 0", "--no-progress: a number above 0 is needed; got '0'"),
         ("generate c --prompt x --no-progress -1", "--no-progress: a number above 0 is needed; got '-1'"),
+        ("generate c --prompt x --new x", "--new: a whole number from 1 on is needed; got 'x'"),
+        ("generate c --prompt x --temperature hot", "--temperature: a number is needed; got 'hot'"),
         ("order s.json --keep nan", "--keep: a number above 0 is needed; got 'nan'"),
         ("order s.json --effort -5", "--effort: a whole number from 1 on"),
         ("plan --devices 0", "--devices: a whole number from 1 on"),

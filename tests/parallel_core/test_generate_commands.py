@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,12 @@ def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[st
     assert "prefill of 4 tokens" in err
     assert "(median of 7)" in err
     assert "keys and values 3 KiB a rank" in err
+    assert main(["generate", path, "--prompt", "def ", "--new", "8", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["texts"] == [out.removesuffix("\n")] and said["kv_bytes"] == 6 << 10
+    assert [len(tokens) for tokens in said["tokens"]] == [12]
+    assert said["token_s"] * said["tokens_per_s"] == pytest.approx(1) and said["prefill_s"] > 0
+    assert said["overall_tokens_per_s"] > 0
     for wrong, told in (
         (["--prompt", ""], "the prompt is empty"),
         (["--ids", "300"], "tokens 0 to 255"),

@@ -260,6 +260,16 @@ def test_command_line(profiled: CostTable, tmp_path: Path, capsys: pytest.Captur
     spec.write_text(json.dumps({"model": MODEL.model_dump(), "train": {"global_batch": 4}}))
     assert main(["predict", str(spec), "--table", str(known)]) == 0
     assert "a step" in capsys.readouterr().out
+    assert main(["predict", str(spec), "--table", str(known), "--memory", "2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["range"][0] < said["seconds"] < said["range"][1]
+    assert (said["memory_bytes"] > 0, said["rank"], said["fits"]) == (True, 0, False)
+    spec.write_text(json.dumps({"model": MODEL.model_dump(), "train": {"global_batch": 4}, "parallel": {"pp": 2}}))
+    cut = tmp_path / "cut.json"
+    assert main(["predict", str(spec), "--table", str(known), "--cut", str(cut), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["seconds"] <= said["before"] and said["fits"] is None
+    assert said["cuts"] == json.loads(cut.read_text())["parallel"]["cuts"]
     spec.write_text(json.dumps({"train": {"global_batch": 4}}))
     assert main(["predict", str(spec), "--table", str(known)]) == 2
     assert "another model" in capsys.readouterr().err
