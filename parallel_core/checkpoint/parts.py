@@ -62,7 +62,7 @@ def drop(where: Path, signs: Sequence[Path]) -> None:
     shutil.rmtree(where, ignore_errors=True)
     for rank, sign in enumerate(signs):
         for why in NO_SPACE:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # mostly there is none
                 _left_out(where, rank, why).replace(sign)
 
 
