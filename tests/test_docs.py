@@ -96,6 +96,15 @@ def test_links_lead_to_files_and_headings_that_are_there(path: Path) -> None:
         assert not link[1] or link[1] in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, link
 
 
+@pytest.mark.parametrize("name", ["api", "deploy", "engine", "extend", "planning"])
+def test_a_table_of_contents_has_every_section(name: str) -> None:
+    """Else a reader takes it for all that the page has."""
+    top, *sections = re.split(r"^## ", PAGES[ROOT / f"docs/{name}.md"], flags=re.MULTILINE)
+    listed = set(re.findall(r"\]\(#([\w-]+)\)", top))
+    slugs = [re.sub(r"[^\w -]", "", one.splitlines()[0].lower()).replace(" ", "-") for one in sections]
+    assert not [slug for slug in slugs if slug not in listed]
+
+
 def test_every_work_that_is_cited_is_among_the_sources() -> None:
     """And no other one. Letters tell two works of the same authors and year apart."""
     listed = set(re.findall(r"^\| ([^|]*\d[ab]?) \|", PAGES[ROOT / "docs/sources.md"], re.MULTILINE))
