@@ -15,14 +15,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from parallel_core.cli.numbers import target, whole
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./run bench", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHES)}; all where none is named")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each start, stop and run is measured")
-    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the results go")
+    rounds_help = "how often each start, stop and run is measured (default: 3)"
+    parser.add_argument("--rounds", type=whole(1), default=3, help=rounds_help)
+    json_help = "file for the results (default: bench.json)"
+    parser.add_argument("--json", type=target, metavar="FILE", default=Path("bench.json"), help=json_help)
     chosen = parser.parse_args()
     if unknown := set(chosen.names) - set(BENCHES):
         parser.error(f"benchmarks are {', '.join(BENCHES)}; there is no {', '.join(sorted(unknown))}")

@@ -28,3 +28,11 @@ def test_a_round_of_all_benchmarks_of_a_yard_ends_with_all_numbers(tmp_path: Pat
     assert all(one["text"] in done.stdout for one in numbers)
     assert all(one["seconds"] and all(math.isfinite(value) for value in one["seconds"]) for one in numbers)
     assert found["timeline"]
+
+
+@pytest.mark.parametrize("line", ["--json nowhere/x", "--rounds 0"])
+def test_what_would_fail_after_minutes_is_refused_at_once(line: str) -> None:
+    command = [sys.executable, "-m", "tests.bench", "nothing", *line.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    option = line.partition(" ")[0]
+    assert done.returncode == 2 and f"argument {option}: " in done.stderr
