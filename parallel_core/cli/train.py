@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -66,10 +68,20 @@ def add(commands: Subparsers) -> None:
     train.add_argument("--spool-bytes", type=whole(1), default=SPOOL_BYTES, metavar="BYTES", help=spool_help)
     inject_help = "break the run on purpose, e.g. straggler:rank=1,factor=2; may stand several times"
     train.add_argument("--inject", action="append", default=[], metavar="FAULT", help=inject_help)
+    train.add_argument("--json", action="store_true", help="print the end as JSON; the steps go to stderr")
     train.set_defaults(run=_train)
 
 
 def _train(options: argparse.Namespace) -> int:
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        spec, outcome = _trained(options)
+    if options.json:
+        print(json.dumps(_as_json(spec, outcome)))
+    return 0 if outcome.ok else 1
+
+
+def _trained(options: argparse.Namespace) -> tuple[RunSpec, Outcome]:
+    """Trains, and prints what happens and what was found."""
     text = own_text.name_of(options.text) if options.text else None
     spec = read_spec(options.spec, inject=options.inject, corpus=text)
     for sentence in sentences(spec.inject):
@@ -84,7 +96,28 @@ def _train(options: argparse.Namespace) -> int:
     print(_ending(outcome, spec))
     if outcome.ok or outcome.diverged:
         print("\n".join(findings(case_of(spec, outcome))))
-    return 0 if outcome.ok else 1
+    return spec, outcome
+
+
+def _as_json(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
+    """The end of a run for scripts, by the names of a run's summary in the API; None for what was not measured."""
+    summary: dict[str, Any] = outcome.last(0, "summary") or {}
+    loss, timed, peak = outcome.series("loss"), summary.get("timed") or None, summary.get("peak")
+    speeds = (
+        Work.of(spec).speeds(timed["median"], peak and peak["flops_per_s"]) if timed and timed["median"] > 0 else None
+    )
+    judged = outcome.ok or outcome.diverged
+    return {
+        "ok": outcome.ok,
+        "failure": outcome.failure() or None,
+        "early": outcome.early or None,
+        "records": str(outcome.folder),
+        "steps_done": int(loss["step"][-1]) + 1 if len(loss) else 0,
+        "final_loss": float(loss["value"][-1]) if len(loss) and math.isfinite(loss["value"][-1]) else None,
+        "timed": timed,
+        "meters": speeds,
+        "findings": findings(case_of(spec, outcome)) if judged else [],
+    }
 
 
 def _run(

@@ -88,6 +88,16 @@ def test_train_prints_each_step_and_leaves_the_records_of_every_rank(written: Pa
         assert {"hello", "phase", "points", "spans", "memory", "summary"} <= set(kinds)
 
 
+def test_a_script_reads_the_end_of_a_run_from_stdout(written: Path, tmp_path: Path) -> None:
+    done = finished("train", str(written), "--out", str(tmp_path / "out"), "--json")
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["ok"], said["failure"], said["steps_done"]) == (0, True, None, 4)
+    assert said["records"] == str(tmp_path / "out") and said["timed"]["n"] == 2 and said["meters"]["mfu"] > 0
+    assert f"{said['final_loss']:.6f}" in done.stderr and all(line in done.stderr for line in said["findings"])
+    refused = finished("train", str(written), "--out", str(tmp_path / "out"), "--json")
+    assert (refused.returncode, refused.stdout) == (2, "") and "holds the records of a run already" in refused.stderr
+
+
 @pytest.mark.full
 def test_a_step_of_a_pipeline_that_stays_full_is_told_with_its_own_time(tmp_path: Path) -> None:
     """The loss of a step is known only some steps later; the printed time must be the step's own."""
