@@ -222,7 +222,9 @@ class CheckpointOut(Schema):
 class RunDetail(RunOut):
     notes: str
     spec: dict[str, Any]
-    summary: dict[str, Any]
+    summary: dict[str, Any] = Field(
+        description="what was measured of a run that has ended, as docs/api.md lists it; {} until it is computed"
+    )
     retries_left: int
     cancel_requested_at: datetime | None
     waits_for: str
