@@ -25,6 +25,7 @@ from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut
 from parallel_core.profile import normalize
 from parallel_core.profile.curves import Curve
+from parallel_core.profile.equal_layers import levelled
 from parallel_core.profile.request import RECOMPUTES, SPLITS, ProfileRequest, other_kernels
 from parallel_core.profile.table import CostTable, Layers
 from parallel_core.spec import DeviceKind, ModelSpec, Precision, RunSpec
@@ -118,7 +119,7 @@ def _table(spec: RunSpec, request: ProfileRequest, found: list[dict[str, Any]]) 
             "recorded": time.time(),
             "samples": request.samples[-1],
             "sizes": about["bytes"][0]["rows"],
-            "layers": _mean_rows(normalize.layers_at(usual, about["layers"])),
+            "layers": levelled(_mean_rows(normalize.layers_at(usual, about["layers"])), spec.model),
             "links": [header["row"] for header in about.get("link", ())],
             "fully_sharded": [header["row"] for header in about.get("fully_sharded", ())],
             "own_shards": normalize.shards_at(usual, about.get("own_shards", [])),

@@ -16,6 +16,7 @@ from parallel_core.engine.device import open_device
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.units import boundary_elements
+from parallel_core.profile.equal_layers import equal_layers
 from parallel_core.profile.layers import LayerBench, draw, spec_of
 from parallel_core.profile.measure import ProfileFailed, measure, samples_up_to, tensor_widths
 from parallel_core.profile.repeats import noise
@@ -68,6 +69,7 @@ def test_every_layer_under_every_condition(profiled: CostTable) -> None:
         assert all(len(row.seconds[part]) == len(MODEL.units()) for part in PARTS)
         assert all(seconds > 0 for seconds in row.seconds["forward"])
         assert sum(row.seconds["backward"]) > 0 and all(row.whole[part] > 0 for part in PARTS)
+        assert all(len({row.seconds["forward"][i] for i in equal}) == 1 for equal in equal_layers(MODEL))
 
 
 def test_bytes_are_those_of_the_model(profiled: CostTable) -> None:
