@@ -221,3 +221,19 @@ def test_a_timeline_that_could_not_be_fetched_is_asked_for_again_and_drawn(
     title = page.locator(".chart[data-chart=gantt] figcaption").inner_text()
     assert title != "Chart not shown"
     expect(page.locator(BOX)).to_have_attribute("aria-label", title)
+
+
+PULSES = """document.addEventListener("DOMContentLoaded", () => {
+  window.pulses = 0;
+  document.addEventListener("animationstart", ({ animationName }) => (window.pulses += animationName === "pulse"));
+})"""
+
+
+def test_a_list_of_studies_in_which_nothing_has_changed_does_not_pulse_when_it_is_opened(
+    page: Page, stocked: dict[str, Any]
+) -> None:
+    page.add_init_script(PULSES)
+    with page.expect_response("**/studies/changes.json*"):
+        page.goto("/studies/")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.pulses") == 0

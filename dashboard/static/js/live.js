@@ -25,11 +25,14 @@ let news = new Set();
 let held = new Map(); // digest -> text, of the last answer
 let shown = {}; // id of a part or key of a chart -> its digests
 
+/* Without the blanks and line ends around it, which the page and an answer with parts write in different places. */
+const words = (element) => element.textContent.trim();
+
 async function put(element, fresh) {
-  const before = element.textContent;
+  const before = words(element);
   morph(element, fresh, "innerHTML");
   if (element.querySelector(".chart[data-chart]")) (await import("./charts.js")).watch(element);
-  if (element.textContent === before) return;
+  if (words(element) === before) return;
   element.classList.remove("pulse");
   void element.offsetWidth; // restarts the animation
   element.classList.add("pulse");
