@@ -59,7 +59,7 @@ def warning(run: Run) -> str:
     if newest is None:
         return ""
     there = resuming.sound(run)
-    lost = f"Everything after {step_text(there[-1])} would be lost" if there else "There is none yet"
+    lost = f"Everything after {step_text(there[-1])} would be lost" if there else "No checkpoint is kept yet"
     if QUOTA in newest.text:
         return f"{newest.text} {lost}; `quota -s` there says how much its user may have on that disk."
     room = "Fleet says how much room its disk has, and `df -i` there how many more files it takes"

@@ -147,15 +147,19 @@ def test_a_checkpoint_that_found_no_room_is_told_until_a_later_one_is_written(
     def shown() -> str:
         return plain(page(member, run))
 
+    def yellow() -> bool:
+        return '<p class="notice warning">The checkpoint' in page(member, run)
+
     factory.feed_steps(attempt, 10)
     told("left_out", 20, why="No space left on device")
     said = "The checkpoint after 20 steps found no room on yard-a and was left out: No space left on device."
     goes_on = "Training goes on; the next one is tried after 40 steps."
     text = shown()
     assert text.count(f"{said} {goes_on}") == 2, "on top and among the events"
-    assert "There is none yet; Fleet says how much room its disk has, and `df -i` there how many more" in text
+    assert "No checkpoint is kept yet; Fleet says how much room its disk has, and `df -i` there how many more" in text
+    assert yellow()
     told("checkpoint", 40, bytes=1000, seconds=0.1, kept=[40])
-    assert shown().count(said) == 1
+    assert shown().count(said) == 1 and not yellow()
     told("left_out", 60, why="No space left on device")
     assert "Everything after step 40 would be lost; Fleet says" in shown()
 

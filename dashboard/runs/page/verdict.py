@@ -62,10 +62,12 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """`sentence` first, `more` below it; `ahead` = the last of the runs that are served before a queued one."""
+    """`sentence` first, `more` below it, then the `warning` of what would be lost; `ahead` = the last of the runs that
+    are served before a queued one."""
 
     sentence: str
     more: str = ""
+    warning: str = ""
     fix: str = ""
     rank: int | None = None
     log: str = ""
@@ -152,8 +154,8 @@ def _running(run: Run) -> Verdict:
     elif run.tokens_per_s:
         parts.append(rate_text(run.tokens_per_s, target_of(run)))
     parts += filter(None, [left_text(run)])
-    more = " ".join(filter(None, (left_out.warning(run), losses.skipped_updates(run))))
-    return Verdict(f"{losses.diverged(run)}{', '.join(parts)}{_bubble(run, spec)}.", more=more)
+    sentence = f"{losses.diverged(run)}{', '.join(parts)}{_bubble(run, spec)}."
+    return Verdict(sentence, more=losses.skipped_updates(run), warning=left_out.warning(run))
 
 
 def _bubble(run: Run, spec: RunSpec) -> str:
