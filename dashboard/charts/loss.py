@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dashboard.charts import many_lines, theme
-from dashboard.charts.chart import ALL, Chart
+from dashboard.charts.chart import ALL, Chart, row_labels
 from dashboard.json_values import finite_list
 from parallel_core.analysis.downsample import Means
 from parallel_core.analysis.quantities import count_text, significant
@@ -94,7 +94,8 @@ def chart(
     lines = many_lines.in_drawing_order(lines) if many else lines
     older = [curve for curve in replaced if len(curve.value)]
     axes = {axis: [*(_x(curve, axis) for curve in lines), *_faint_x(older, axis)] for axis in AXES}
-    plain = list(map(_trace, lines))
+    names = row_labels([curve.label for curve in lines])
+    plain = [_trace(curve) | {"name": name} for curve, name in zip(lines, names, strict=True)]
     made = many_lines.coloured(plain, lines, leaders) if many else _told_apart(plain)
     traces = [*made, *([_faint(older)] if older else [])]
     layout = _layout(len(leaders) or len(lines), unit, {"axes": axes})
@@ -215,7 +216,6 @@ def _trace(curve: Curve) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": theme.escape_label(curve.label),
         "x": _x(curve, "step"),
         "y": finite_list(curve.value),
         **({"meta": meta} if meta else {}),

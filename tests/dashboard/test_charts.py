@@ -265,6 +265,15 @@ def test_loss_has_every_axis_for_every_line() -> None:
     assert made.source.endswith("3 of 30 points")
 
 
+def test_a_long_name_is_cut_in_the_legend_as_in_rows_but_not_at_the_pointer() -> None:
+    """A phone's legend has room for about 40 characters: of a longer name the end, and "baseline", were cut off."""
+    name = "a name of a run that goes on and on until it has eighty characters"
+    curves = [Curve(own, np.arange(2, dtype=np.int32), np.arange(2.0), np.ones(2), 2) for own in (name, "DP")]
+    long, short = loss.chart(curves, "t", "measured").figure["data"]
+    assert long["name"] == "a name of a ru…ty characters" and short["name"] == "DP"
+    assert long["hovertemplate"].startswith(name)
+
+
 def test_a_thinned_line_says_what_each_point_stands_for() -> None:
     values = np.array([3.0, 1.0, 4.0, 2.0])
     kept = np.array([1, 2, 3])
