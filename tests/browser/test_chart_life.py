@@ -80,6 +80,7 @@ def schedules(window: Callable[..., Page], session: Any) -> Page:
     return page
 
 
+@pytest.mark.full
 def test_a_double_click_leads_to_the_whole_of_the_newest_figure(schedules: Page) -> None:
     first = schedules.evaluate(RANGE)
     schedules.evaluate(CHANGED, "longer")
@@ -116,6 +117,7 @@ COVERED = """() => {
 """Whether a chart's zoom buttons lie over its heading when no more than that is in the window."""
 
 
+@pytest.mark.full
 def test_zoom_buttons_are_never_over_the_heading(schedules: Page) -> None:
     schedules.set_viewport_size({"width": 900, "height": 300})
     expect(schedules.locator("#chart-schedule-1 .zoom")).to_be_attached()
@@ -172,6 +174,7 @@ def test_charts_that_go_in_a_morph_are_let_go_of(schedules: Page) -> None:
     assert schedules.evaluate("window.held.size") == before - 1
 
 
+@pytest.mark.full
 def test_a_whisker_of_no_length_known_is_not_drawn(schedules: Page) -> None:
     schedules.evaluate(CHANGED, "whiskers")
     drawn = "(paths) => paths.map((path) => path.getAttribute('d')).filter(Boolean).length"
@@ -187,6 +190,7 @@ WORDS = """async (text) => {
 }"""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "text",
     [

@@ -96,6 +96,7 @@ FEW = (
 """Values, the scale that they have where a logarithmic one is chosen, and what is said of it."""
 
 
+@pytest.mark.full
 def test_a_logarithmic_scale_says_what_it_cannot_show(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/runs/{stocked['single']}/?tab=metrics&smoothing=light&scale=log")
     drawn(page, ["loss"])

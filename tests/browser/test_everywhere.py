@@ -13,6 +13,8 @@ from tests.browser.observed_page import HOSTILE, PHONE, WIDE, Troubles, overflow
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 TABS = ("timeline", "accounts", "whatif", "operators", "memory", "metrics", "ranks", "logs", "spec", "events")
 LOOKS, LOOK_MS = 100, 100
+ODD = ("kind=sweep", "q=nothing", "network=0", "n=3", "t=9", "p=999")
+"""In addresses of pages that are looked at by another address, too: these are left to the full test."""
 
 
 def addresses(stocked: dict[str, Any]) -> list[str]:
@@ -57,12 +59,14 @@ def test_every_page_is_accessible_and_fits_a_screen_and_then_a_phone(
     window: Callable[..., Page], session: Any, stocked: dict[str, Any], troubles: Troubles
 ) -> None:
     """A quick version of the full test below, which loads each page in all four combinations of scheme and width. Here
-    each is loaded once, light and wide, and then made narrow.
+    each but the ODD ones is loaded once, light and wide, and then made narrow.
     """
     troubles.expected.append("/no/such/page")
     page = window(storage_state=session, viewport=WIDE, color_scheme="light")
     wrong: dict[str, list[str]] = {}
     for address in addresses(stocked):
+        if any(odd in address for odd in ODD):
+            continue
         page.set_viewport_size(WIDE)
         page.goto(address)
         settle(page)

@@ -112,6 +112,7 @@ WHOLE = """(e) => {
 """Whether the ring of the focus is inside what would else cut it off."""
 
 
+@pytest.mark.full
 def test_no_ring_of_the_focus_is_cut_off(window: Callable[..., Page], session: Any, stocked: dict[str, Any]) -> None:
     """The rings of tabs had two sides, and on a phone the head of the list of runs, which is hidden there, had stops
     that nobody saw."""

@@ -205,6 +205,7 @@ def test_selected_runs_are_compared(page: Page, stocked: dict[str, Any]) -> None
     expect(page.locator(".chip.on")).to_contain_text("baseline")
 
 
+@pytest.mark.full
 def test_a_run_that_has_left_a_filtered_list_is_not_said_to_run(
     page: Page, yard: YardProcess, client: httpx.Client, cancel_after: Callable[[int], int]
 ) -> None:
@@ -233,6 +234,7 @@ def test_the_list_follows_a_run_in_place(
     assert same_page(page)
 
 
+@pytest.mark.full
 def test_a_failed_answer_is_asked_for_again(
     page: Page, yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
 ) -> None:

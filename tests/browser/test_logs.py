@@ -15,6 +15,7 @@ from tests.yard_process import YardProcess
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
+@pytest.mark.full
 def test_the_longer_log_of_a_later_attempt_takes_the_place_of_the_one_before(
     page: Page, yard: YardProcess, stocked: dict[str, Any]
 ) -> None:

@@ -182,6 +182,7 @@ def test_buttons_and_keys_zoom_to_single_operations_and_back(page: Page, long: d
     expect(buttons.get_by_role("button", name="Zoom in")).to_be_focused()
 
 
+@pytest.mark.full
 def test_news_asked_for_before_a_zoom_do_not_draw_over_it(page: Page, yard: YardProcess, long: dict[str, str]) -> None:
     late: list[Route] = []
 
@@ -230,6 +231,7 @@ def again(page: Page, x: float, y: float) -> bool:
     return True
 
 
+@pytest.mark.full
 def test_a_part_that_cannot_be_fetched_is_said_until_one_can(
     page: Page, troubles: Troubles, long: dict[str, str]
 ) -> None:
@@ -247,6 +249,7 @@ def test_a_part_that_cannot_be_fetched_is_said_until_one_can(
     expect(said).to_have_count(0)
 
 
+@pytest.mark.full
 def test_of_two_zooms_the_first_says_nothing_and_news_that_draw_the_second_unsay_it(
     page: Page, yard: YardProcess, troubles: Troubles, long: dict[str, str]
 ) -> None:
@@ -275,6 +278,7 @@ def test_of_two_zooms_the_first_says_nothing_and_news_that_draw_the_second_unsay
     expect(said).to_have_count(0, timeout=RUN_MS)
 
 
+@pytest.mark.full
 def test_new_numbers_another_width_and_the_printer_leave_the_reader_where_he_is(
     page: Page, troubles: Troubles, long: dict[str, str]
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_curve_that_has_grown_long_is_fetched_again_thinned(page: Page, under_
     until(page, f"() => {long} < 4000")
 
 
+@pytest.mark.full
 def test_a_chart_without_numbers_for_a_time_is_drawn_again(page: Page, under_way: int) -> None:
     page.goto(f"/runs/{under_way}/?tab=metrics")
     drawn(page, ["loss"])

@@ -36,7 +36,9 @@ def phone(window: Callable[..., Page], session: Any) -> Page:
     return page
 
 
-@pytest.mark.parametrize(("canvas", "text"), [(False, ".hoverlayer .hovertext"), (True, ".bar-tip")])
+@pytest.mark.parametrize(
+    ("canvas", "text"), [pytest.param(False, ".hoverlayer .hovertext", marks=pytest.mark.full), (True, ".bar-tip")]
+)
 def test_a_tap_on_a_bar_says_what_it_is_until_the_next_one(phone: Page, canvas: bool, text: str) -> None:
     """The library took it for a double-click, drew the chart again, and the text was gone; that of bars on a canvas,
     as of long steps, was never there."""

@@ -164,6 +164,7 @@ def test_a_text_too_long_for_a_tab_to_keep_is_refused_without_an_error_of_the_pa
     assert page.evaluate("sessionStorage.getItem('trainyard-draft')") is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("refused", [False, True])
 def test_without_a_clipboard_the_address_is_copied_all_the_same_or_it_is_said_that_it_is_not(
     page: Page, refused: bool

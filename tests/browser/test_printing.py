@@ -17,6 +17,7 @@ INK = "() => getComputedStyle(document.body).color"
 LABEL = "() => getComputedStyle(document.querySelector('.chart-box .xtick text')).fill"
 
 
+@pytest.mark.full
 def test_a_dark_page_is_printed_in_the_colours_of_paper(window: Callable[..., Page], session: Any) -> None:
     page = window(storage_state=session, color_scheme="light")
     page.goto("/schedules/")

@@ -38,6 +38,7 @@ def test_a_slider_changes_what_if_and_its_chart_stays_the_same_element(page: Pag
     expect(said).to_contain_text("free communication, a device 16 times as fast")
 
 
+@pytest.mark.full
 def test_news_after_a_change_of_what_if_keep_the_choice_of_the_newest_step(
     page: Page, yard: YardProcess, stocked: dict[str, Any]
 ) -> None:
@@ -52,6 +53,7 @@ def test_news_after_a_change_of_what_if_keep_the_choice_of_the_newest_step(
     expect(heading).to_contain_text("Newest")
 
 
+@pytest.mark.full
 def test_any_timeline_is_zoomed_by_buttons_but_only_that_of_the_step_in_the_address(
     page: Page, stocked: dict[str, Any]
 ) -> None:

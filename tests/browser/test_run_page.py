@@ -200,6 +200,7 @@ def test_series_that_arrive_unevenly_leave_no_gap(
     assert seen == list(range(len(seen)))
 
 
+@pytest.mark.full
 def test_a_press_that_an_update_overtakes_is_still_a_click(page: Page, under_way: int) -> None:
     page.goto(f"/runs/{under_way}/")
     verdict, button = page.locator("#verdict"), page.locator("#cancel")
@@ -213,6 +214,7 @@ def test_a_press_that_an_update_overtakes_is_still_a_click(page: Page, under_way
     page.keyboard.press("Escape")
 
 
+@pytest.mark.full
 def test_the_line_below_the_actions_is_as_wide_as_the_page_and_its_age_counts(
     page: Page, under_way: int, troubles: Troubles
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_lesson_says_where_to_look_and_leads_to_the_next(window: Callable[...,
     expect(page.locator("#f-m")).to_be_focused()
 
 
-@pytest.mark.parametrize("viewport", [WIDE, PHONE])
+@pytest.mark.parametrize("viewport", [pytest.param(WIDE, marks=pytest.mark.full), PHONE])
 def test_what_is_played_is_seen_with_its_control(
     window: Callable[..., Page], session: Any, viewport: dict[str, int]
 ) -> None:

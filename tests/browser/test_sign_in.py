@@ -126,6 +126,7 @@ def test_a_page_that_outlives_its_session_stays_and_goes_on(
     expect(page.get_by_label("Name", exact=True)).to_have_value("typed all along")
 
 
+@pytest.mark.full
 def test_a_live_page_that_is_looked_at_after_the_session_has_ended_says_so(
     window: Callable[..., Page], yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_live_page_that_is_looked_at_after_the_session_has_ended_says_so(
     page.wait_for_url("**/runs/?q=small")
 
 
+@pytest.mark.full
 def test_a_live_page_that_lost_the_server_and_then_the_session_stops_trying(
     window: Callable[..., Page], yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_live_page_that_lost_the_server_and_then_the_session_stops_trying(
     expect(lost).to_have_count(0)
 
 
+@pytest.mark.full
 def test_of_several_forms_at_one_address_the_one_that_was_filled_in_is_back(
     window: Callable[..., Page], yard: YardProcess, troubles: Troubles
 ) -> None:

@@ -90,6 +90,7 @@ def test_what_is_wrong_is_said_at_its_field(page: Page, name: str, value: str, m
     expect(plan(page)).to_contain_text("Correct the marked fields")
 
 
+@pytest.mark.full
 def test_a_list_field_that_is_chosen_begins_with_lists_and_what_is_typed_stays(page: Page) -> None:
     page.goto("/studies/new/?kind=sweep")
     values, field = page.get_by_label("Values", exact=True), page.get_by_label("Field to sweep")
@@ -126,6 +127,7 @@ def test_a_run_is_swept_over_two_fields_from_its_page(page: Page, stocked: dict[
     expect(samples).to_be_visible()
 
 
+@pytest.mark.full
 def test_own_schedules_are_read_into_their_field_one_behind_the_other(page: Page, tmp_path: Path) -> None:
     program = "0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1"
     page.goto("/studies/new/")
@@ -181,6 +183,7 @@ def test_another_baseline_stands_in_the_address_and_changes_the_speedups(page: P
     expect(row(page, "DP")).to_contain_text("baseline")
 
 
+@pytest.mark.full
 def test_a_long_name_has_the_width_of_the_page(page: Page, stocked: dict[str, Any]) -> None:
     """Its buttons go below it; beside a short one they stay in its line."""
     page.set_viewport_size({"width": 1440, "height": 900})

@@ -43,6 +43,7 @@ def test_a_dear_page_asks_seldom_while_runs_go_on_and_soon_when_one_has_ended(
     assert len(asked) == 2
 
 
+@pytest.mark.full
 def test_findings_and_questions_are_not_fetched_for_each_run_of_a_busy_study(
     page: Page, yard: YardProcess, stocked: dict[str, Any]
 ) -> None:
@@ -85,6 +86,7 @@ NOTE_NEWS = """async ([stream, topic]) => {
 }"""
 
 
+@pytest.mark.full
 def test_a_failed_answer_is_asked_for_again(
     page: Page, yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Trouble
     expect(page.get_by_text("Of another job")).to_have_count(0)
 
 
+@pytest.mark.full
 def test_what_is_no_trace_says_so(page: Page, troubles: Troubles) -> None:
     troubles.expected.append("422")
     page.goto("/traces/new/")

@@ -16,6 +16,7 @@ FAILED = [*LOST, "htmx:", "Response Status Error Code"]
 CHECK = "**/runs/new/check"
 
 
+@pytest.mark.full
 def test_a_check_of_a_new_run_that_fails_is_said_above_the_answer_before(page: Page, troubles: Troubles) -> None:
     troubles.expected += FAILED
     page.goto("/runs/new/?preset=pp2")
@@ -83,6 +84,7 @@ def test_a_part_that_was_never_answered_says_so_in_place_of_its_waiting_words(pa
     expect(waits).to_have_count(0)
 
 
+@pytest.mark.full
 def test_a_filter_of_the_list_whose_answer_hangs_is_given_up_and_said(
     page: Page, stocked: dict[str, Any], troubles: Troubles
 ) -> None:

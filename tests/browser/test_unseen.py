@@ -60,6 +60,7 @@ STUDY_NEWS = "**/changes.json*"
 UNSEEN = "Object.defineProperty(document, 'hidden', { value: true, configurable: true });"
 
 
+@pytest.mark.full
 def test_an_ended_study_that_was_opened_in_a_tab_that_nobody_saw_catches_up(
     page: Page, yard: YardProcess, stocked: dict[str, Any]
 ) -> None:
@@ -71,6 +72,7 @@ def test_an_ended_study_that_was_opened_in_a_tab_that_nobody_saw_catches_up(
         look(page, seen=True)
 
 
+@pytest.mark.full
 def test_an_ended_study_whose_stream_opens_late_catches_up(
     page: Page, yard: YardProcess, stocked: dict[str, Any]
 ) -> None:
