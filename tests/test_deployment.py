@@ -484,6 +484,7 @@ def test_a_second_set_up_waits_for_the_first_and_finds_it_done(tmp_path: Path, m
     assert first.hold(), "the second one gave it back"
 
 
+@pytest.mark.full
 def test_an_environment_of_a_python_that_was_upgraded_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

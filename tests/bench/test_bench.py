@@ -49,6 +49,7 @@ def test_no_more_activations_are_live_than_with_pytorchs_own_pipeline() -> None:
     assert [one["met"] for one in found["goals"]] == [True, True]
 
 
+@pytest.mark.full
 def test_a_trillion_parameters_are_simulated_operation_by_operation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

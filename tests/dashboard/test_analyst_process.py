@@ -13,6 +13,7 @@ from dashboard.analyst.process import Analyst, Lane, Work
 from tests.dashboard.database_file import ROOT, env_of
 
 
+@pytest.mark.full
 def test_a_database_that_is_away_is_told_in_a_sentence(tmp_path: Path) -> None:
     env = {**env_of(tmp_path, "redis://127.0.0.1:9/0"), "DATABASE_URL": "postgres://yard:word@127.0.0.1:9/yard"}
     done = subprocess.run(

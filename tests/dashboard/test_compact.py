@@ -145,6 +145,7 @@ def test_in_a_folder_without_a_yard_none_is_made(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_what_is_no_database_is_told_in_a_line(tmp_path: Path) -> None:
     Home(tmp_path).database.write_text("no database at all")
     done = command(tmp_path)

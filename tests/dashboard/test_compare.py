@@ -241,6 +241,7 @@ def test_at_most_twelve_are_drawn(reader: Client, alice: Any) -> None:
     assert [row.run for row in fewer.context["rows"]] == runs[:12] and "loss" in fewer.context["charts"]
 
 
+@pytest.mark.full
 def test_from_13_runs_on_bars_scatter_and_table_hold_every_run_and_a_few_lines_are_coloured(
     reader: Client, alice: Any
 ) -> None:

@@ -165,6 +165,7 @@ states.cancel_queued(Run.objects.get())
 """
 
 
+@pytest.mark.full
 def test_the_controllers_thread_posts_what_ended_before_it_started(yard: Yard) -> None:
     with listening() as receiver:
         script = CANCEL.format(receiver.address)

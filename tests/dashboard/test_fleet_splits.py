@@ -18,6 +18,7 @@ pytestmark = pytest.mark.django_db
 NORMED = "splits with other numbers of micro-batches train something else"
 
 
+@pytest.mark.full
 def test_times_alone_do_not_decide_what_batch_norms_see(
     member: Client, worker: Worker, alice: Any, profile: Profile
 ) -> None:

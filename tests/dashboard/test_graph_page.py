@@ -72,6 +72,7 @@ def test_a_member_gets_an_address_that_everybody_can_open(member: Client, reader
     assert other.status_code == 200 and list(other.context["form"].errors) == ["workers"]
 
 
+@pytest.mark.full
 def test_one_that_takes_long_is_left_to_the_analyst(
     member: Client, reader: Client, bob: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from django.utils.module_loading import import_string
 from uvicorn.config import Config
 from uvicorn.lifespan.off import LifespanOff
@@ -15,6 +16,7 @@ from dashboard.asgi import application
 from tests.dashboard.database_file import ROOT, env_of
 
 
+@pytest.mark.full
 def test_no_web_process_retires_while_it_has_streams_open(tmp_path: Path) -> None:
     """A retiring process would accept nothing until the arbiter kills it, a minute later; a yard has only one."""
     command = [sys.executable, "-m", "gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application"]

@@ -170,6 +170,7 @@ def test_each_clusters_own_best_is_the_planners(reader: Client) -> None:
         assert reader.get("/planner/", asked).context["judged"].plan == row.own
 
 
+@pytest.mark.full
 def test_every_scenario_has_a_verdict_and_opens_both_pages(reader: Client) -> None:
     found = cards()
     assert len(found) == 6

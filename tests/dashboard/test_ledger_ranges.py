@@ -95,6 +95,7 @@ def test_an_older_range_is_not_held_against_what_it_never_said(profile: Profile,
     assert "as its devices drift" in member.get(reverse("ledger:record")).content.decode()
 
 
+@pytest.mark.full
 def test_runs_of_more_than_the_newest_minutes_count(profile: Profile, alice: Any) -> None:
     """The newest few dozen were often of the same minutes, in which a host has one pace."""
     for _ in range(5):

@@ -93,6 +93,7 @@ def test_nor_with_the_queue_on_fleet_and_where_runs_are_placed(reader: Client, a
     assert count() == before
 
 
+@pytest.mark.full
 def test_a_queued_run_costs_its_studys_page_little(member: Client, alice: Any) -> None:
     """However many there are: with a look at each column, or at all runs for each of them, a thousand took seconds."""
     study = Study.objects.create(name="long", owner=alice)

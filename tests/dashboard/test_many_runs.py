@@ -60,6 +60,7 @@ def test_a_study_of_many_runs_begins_with_a_few_and_shows_all_on_demand(member: 
     assert "drawn" not in every.context["charts"]["speedup"].source
 
 
+@pytest.mark.full
 def test_a_report_of_many_runs_lists_a_few_and_all_on_demand(member: Client, alice: Any) -> None:
     study = queue(alice, MANY, done=1)
     Study.objects.filter(pk=study.pk).update(baseline=study.runs.get(position=MANY - 2))

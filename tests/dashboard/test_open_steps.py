@@ -46,6 +46,7 @@ def test_what_each_rank_may_have(world: int, bound: int) -> None:
     assert world * step_shares._bound(world) <= 256 << 20
 
 
+@pytest.mark.full
 @pytest.mark.django_db
 def test_many_arrivals_are_few_rows(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full row for every ROW_BYTES, and some that are not, each at least twice as large as the next."""
@@ -59,6 +60,7 @@ def test_many_arrivals_are_few_rows(attempt: Attempt, monkeypatch: pytest.Monkey
     assert points[0, "bubble_share"][0]["step"].tolist() == list(range(300)) and not held()
 
 
+@pytest.mark.full
 @pytest.mark.django_db
 def test_at_the_bound_the_oldest_rows_go(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank has at most its bound, and at least seven eighths of it: a row has at most two of its LEAST_ROWS parts."""

@@ -79,6 +79,7 @@ def test_the_optimum_is_told_with_its_stages_and_replicas(member: Client, profil
     assert re.search(r"is \d\.\d\d times as fast: 1 stage of 2 replicas\.", page), page[:3000]
 
 
+@pytest.mark.full
 def test_alpas_plans_fit_the_devices_of_the_profiles_worker(member: Client, profile: Profile) -> None:
     address = f"/partition/alpa?profile={profile.pk}&workers=2&samples=4"
     roomy = answered(member, address, part=True)
@@ -147,6 +148,7 @@ def test_without_a_known_memory_alpas_sentence_has_no_limit(profile: Profile) ->
     assert part.sentence() == f"{LEAST} of any plan: 2 × 1. No run of this model has such a plan."
 
 
+@pytest.mark.full
 def test_alpas_table_has_pipedreams_optimum_by_the_form_of_the_page(member: Client, profile: Profile) -> None:
     cuts = {}
     for form in ("paper", "released"):
@@ -299,6 +301,7 @@ def test_what_is_left_empty_shows_what_stands_in_for_it(profile: Profile, member
     assert f"Micro-batches of {asked.samples} samples on {asked.workers} devices." in text and "-----" not in text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "norms"), [("resnet50", True), ("vgg16", False)])
 def test_what_batch_norms_exchange_between_replicas_is_said_to_be_left_out(
     member: Client, alice: Any, profile: Profile, kind: str, norms: bool
@@ -375,6 +378,7 @@ def test_who_may_only_look_is_told_to_do_nothing(reader: Client, member: Client,
     assert 'href="/partition/">profile a model' in member.get("/partition/fleet/").content.decode()
 
 
+@pytest.mark.full
 def test_plans_count_the_states_of_the_chosen_optimizer(member: Client, profile: Profile) -> None:
     """AdamW's unless another is chosen, whatever the run trained with whose spec was profiled."""
     profile.spec = with_optimizer(profile.spec, "plain-sgd")

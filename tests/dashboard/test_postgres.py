@@ -18,7 +18,7 @@ from tests.__main__ import ROOT, unneeded
 HERE = Path(__file__).resolve().parent
 MOST_FAILED = 10
 SUITES = ["test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py"]
-SLOW = {"test_control_starts.py"}
+SLOW = {"test_control_starts.py", "test_control_late.py", "test_control_clocks.py", "test_services.py"}
 """Those of what writes at the same time, without the SLOW ones. All others are run with --full."""
 OF_THEIR_OWN = {
     *("test_controller_process.py", "test_analyst_process.py", "test_gunicorn.py", "test_compact.py"),

@@ -197,6 +197,7 @@ def test_two_ranks_operation_by_operation(client: Client, alice: Any) -> None:
     assert "Nothing to compare yet" in tab(client, waiting, "tab=operators")
 
 
+@pytest.mark.full
 def test_operators_of_a_step_that_not_every_rank_recorded(client: Client, alice: Any) -> None:
     run = factory.finished(alice, {"dp": 4})
     client.force_login(alice)

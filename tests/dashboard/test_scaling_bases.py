@@ -97,6 +97,7 @@ def test_repeats_count_by_their_median_the_base_too(alice: Any, study: Study) ->
     assert found["DP, strong"].speedup == pytest.approx(two / one)
 
 
+@pytest.mark.full
 def test_splits_that_differ_are_no_repeats_of_each_other(alice: Any, study: Study) -> None:
     """Each has its point: degrees are named where two would have one label, and so is what else tells them apart."""
     for split, seconds in (

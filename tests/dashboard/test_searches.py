@@ -166,6 +166,7 @@ def test_memory_and_time_have_limits(reader: Client, monkeypatch: pytest.MonkeyP
     assert Search.objects.get().state in (SearchState.FAILED, SearchState.QUEUED)
 
 
+@pytest.mark.full
 def test_an_analyst_takes_up_what_another_left() -> None:
     asked()
     Search.objects.update(state=SearchState.RUNNING, tries=1)

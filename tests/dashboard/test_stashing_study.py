@@ -130,6 +130,7 @@ def test_page_has_versions_target_and_memory(study: Study, alice: Any) -> None:
     assert all(row[2] != "never" for row in rows), "the default target is a loss that every run reaches"
 
 
+@pytest.mark.full
 def test_the_report_has_them_too(study: Study, alice: Any) -> None:
     client = Client()
     client.force_login(alice)
@@ -150,6 +151,7 @@ def test_the_report_has_them_too(study: Study, alice: Any) -> None:
     assert f'<a href="?download=1&amp;{chosen}">' in report
 
 
+@pytest.mark.full
 def test_the_loss_to_reach_stands_in_the_address(study: Study, alice: Any) -> None:
     client = Client()
     client.force_login(alice)
@@ -330,6 +332,7 @@ def test_the_study_knows_which_of_its_times_to_a_loss_were_disturbed(study: Stud
     assert table.count('disturbed: others used <span class="whole">40 %</span>') == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("shift", "speaks"), [(0.5, True), (-0.5, False)])
 def test_an_earlier_loss_speaks_for_the_slowest(alice: Any, shift: float, speaks: bool) -> None:
     """`shift`: how far the losses of the fastest run are above those of the slowest."""

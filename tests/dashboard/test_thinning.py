@@ -75,6 +75,7 @@ def shown(client: Client, run: Run) -> dict[str, str]:
     return {name: CHANGING.sub("", text) for name, text in pages.items()}
 
 
+@pytest.mark.full
 def test_what_the_pages_show_stays_as_it_was(member: Client, alice: Any) -> None:
     run, other = traced(alice), traced(alice)
     before, rows = shown(member, run), SpanChunk.objects.filter(attempt__run=other).count()

@@ -124,6 +124,7 @@ def test_a_window_is_two_numbers_in_order(given: dict[str, str]) -> None:
     assert window_of({"from": "1", "to": "2.5"}) == (1.0, 2.5)
 
 
+@pytest.mark.full
 @pytest.mark.django_db
 def test_pages_of_long_steps_zoom_down_to_bars(client: Client, admin_user: Any) -> None:
     addresses = seed(24_000)

@@ -155,6 +155,7 @@ def annotated(rank: int, backwards: Sequence[int] = range(4)) -> bytes:
     return json.dumps({"traceEvents": events, "distributedInfo": {"rank": rank}}).encode()
 
 
+@pytest.mark.full
 def test_what_if_of_a_pipeline_asks_all_that_a_run_is_asked(member: Client) -> None:
     trace, _ = shown(member, ("a.json", annotated(0)), ("b.json", annotated(1)))
     address = reverse("traces:whatif", args=(trace.pk,))

@@ -59,6 +59,7 @@ def test_no_change_is_said_to_fit_only_where_all_were_tried(monkeypatch: pytest.
     assert fix(run) == f"No change of the split that could be tried at once{rest}"
 
 
+@pytest.mark.full
 def test_a_fit_study_says_which_searches_take_too_long_to_begin() -> None:
     """Of 64 stages and 512 micro-batches: a zero-bubble pipeline of any length is counted, one that keeps every
     micro-batch of two chunks is not."""

@@ -73,6 +73,7 @@ def test_a_folder_that_cannot_be_made_is_told_in_a_line(command: str, tmp_path: 
     assert done.stderr.strip() == said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("url", "said"),
     [("postgres://own:secret@127.0.0.1:9/own", "port 9 failed: Connection refused"), ("", "file is not a database")],
@@ -255,6 +256,7 @@ def postgres_of(port: int, **options: str) -> dict[str, str]:
     return {**os.environ, "DATABASE_URL": f"postgres://of@127.0.0.1:{port}/yard?{query}"}
 
 
+@pytest.mark.full
 def test_a_url_of_the_database_counts_before_our_own_options() -> None:
     found = loaded(postgres_of(9, connect_timeout="60", sslmode="require"))["OPTIONS"]
     assert (str(found["connect_timeout"]), found["sslmode"]) == ("60", "require")

@@ -159,18 +159,30 @@ def test_a_loss_scale_goes_on_where_it_was(split: dict[str, Any], tmp_path: Path
         pytest.param(False, {"dp": 2, "tp": 2}, {"pp": 4, "micro_batches": 4}, id="dp2tp2-pp4"),
         pytest.param(False, {"pp": 2, "micro_batches": 2, "cuts": (2,)}, {"tp": 2}, id="pp2-tp2"),
         pytest.param(True, {"pp": 2, "cuts": (4,), "micro_batches": 2}, {"dp": 2, "tp": 2}, id="tied-pp2-dp2tp2"),
-        pytest.param(True, {"dp": 2, "pp": 2, "zero": 1}, {"tp": 2}, id="tied-zero-dp2pp2-tp2"),
-        pytest.param(False, {"pp": 2, "micro_batches": 2}, {"dp": 2, "tp": 2, "zero": 1}, id="pp2-zero-dp2tp2"),
+        pytest.param(True, {"dp": 2, "pp": 2, "zero": 1}, {"tp": 2}, id="tied-zero-dp2pp2-tp2", marks=pytest.mark.full),
+        pytest.param(
+            False,
+            {"pp": 2, "micro_batches": 2},
+            {"dp": 2, "tp": 2, "zero": 1},
+            id="pp2-zero-dp2tp2",
+            marks=pytest.mark.full,
+        ),
         pytest.param(True, {"dp": 2, "pp": 2, "zero": 2}, {"dp": 4, "zero": 1}, id="tied-zero2-dp2pp2-zero1-dp4"),
-        pytest.param(False, {"dp": 2, "zero": 1}, {"dp": 2, "pp": 2, "zero": 2}, id="zero1-zero2-dp2pp2"),
+        pytest.param(
+            False, {"dp": 2, "zero": 1}, {"dp": 2, "pp": 2, "zero": 2}, id="zero1-zero2-dp2pp2", marks=pytest.mark.full
+        ),
         pytest.param(False, MESHES | {"widths": (2, 1)}, MESHES | {"replicas": (2, 1), "widths": (1, 2)}, id="meshes"),
         pytest.param(False, {"tp": 2}, {"tp": 2, "tensor_split": "columns"}, id="pairs-columns"),
-        pytest.param(False, {"tp": 2, "tensor_split": "columns"}, {"dp": 2}, id="columns-dp2"),
+        pytest.param(False, {"tp": 2, "tensor_split": "columns"}, {"dp": 2}, id="columns-dp2", marks=pytest.mark.full),
         pytest.param(False, {"dp": 2, "zero": 3}, {}, id="zero3-single"),
-        pytest.param(True, {"dp": 2, "zero": 3}, {"pp": 2}, id="tied-zero3-pp2"),
+        pytest.param(True, {"dp": 2, "zero": 3}, {"pp": 2}, id="tied-zero3-pp2", marks=pytest.mark.full),
         pytest.param(True, {"dp": 2, "tp": 2, "zero": 3}, {"dp": 2, "zero": 1}, id="tied-zero3-dp2tp2-zero1"),
-        pytest.param(True, {"pp": 2}, {"dp": 2, "zero": 3, "micro_batches": 2}, id="tied-pp2-zero3"),
-        pytest.param(True, {"tp": 2}, {"pp": 3, "cuts": (1, 3), "micro_batches": 4}, id="tied-tp2-pp3"),
+        pytest.param(
+            True, {"pp": 2}, {"dp": 2, "zero": 3, "micro_batches": 2}, id="tied-pp2-zero3", marks=pytest.mark.full
+        ),
+        pytest.param(
+            True, {"tp": 2}, {"pp": 3, "cuts": (1, 3), "micro_batches": 4}, id="tied-tp2-pp3", marks=pytest.mark.full
+        ),
     ],
 )
 def test_another_layout_goes_on_with_the_same_numbers(

@@ -112,6 +112,7 @@ def test_a_step_of_a_pipeline_that_stays_full_is_told_with_its_own_time(tmp_path
     assert told == [round(float(value) * 1e3, 1) for value in took["value"]]
 
 
+@pytest.mark.full
 def test_the_same_spec_trains_the_same_through_the_yard(tmp_path: Path) -> None:
     """Several runs through one fork server; the layout does not change the loss."""
     with LocalRunner() as runner:

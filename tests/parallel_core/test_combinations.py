@@ -24,7 +24,7 @@ from tests.parallel_core.pair_runs import Ran
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "combinations.md"
 RUNNING = combinations.running()
-ALWAYS, ALWAYS_RUN = 96, 480
+ALWAYS, ALWAYS_RUN = 192, 960
 """One in this many pairs always runs: of those of which only steps are run, and of the others."""
 ALWAYS_TOO = (
     "pipeline 1f1b-naive + selective recomputation",

@@ -40,7 +40,11 @@ def uneven(spec: RunSpec) -> CostTable:
 
 @pytest.mark.parametrize(
     ("split", "shorter"),
-    [({"schedule": "1f1b"}, True), ({"schedule": "zb-v"}, False), ({"schedule": "interleaved", "chunks": 2}, True)],
+    [
+        ({"schedule": "1f1b"}, True),
+        ({"schedule": "zb-v"}, False),
+        pytest.param({"schedule": "interleaved", "chunks": 2}, True, marks=pytest.mark.full),
+    ],
 )
 def test_no_other_cuts_give_a_shorter_step(split: dict[str, Any], shorter: bool) -> None:
     spec = spec_of(pp=2, **split)

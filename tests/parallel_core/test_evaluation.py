@@ -143,6 +143,7 @@ def test_without_a_flush_it_is_evaluated_where_the_pipeline_is_empty(schedule: s
     assert found["eval_loss"][0][1] == pytest.approx(trained["loss"][4][1], rel=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "model",
     [

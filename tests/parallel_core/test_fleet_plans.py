@@ -114,6 +114,7 @@ def longer_head(costs: CostTable) -> CostTable:
     return CostTable.model_validate(made)
 
 
+@pytest.mark.full
 def test_splits_that_no_host_can_hold_are_predicted_where_they_would_be() -> None:
     """One device on each of two hosts: predictions for a single device are unchanged, and schedules found by search are
     predicted across hosts, too.
@@ -130,6 +131,7 @@ def test_splits_that_no_host_can_hold_are_predicted_where_they_would_be() -> Non
     assert any("between a and c were never timed" in split.why_not for split in never.refused)
 
 
+@pytest.mark.full
 def test_over_a_slow_link_no_schedule_with_a_flush_is_faster_than_the_first_split(found: Splits) -> None:
     """1F1B waits for nearly every message, GPipe for the first and the last ones alone. On one host neither is worth
     its memory, and only the usual orders are tried."""

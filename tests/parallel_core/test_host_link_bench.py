@@ -44,6 +44,7 @@ def found() -> LinksBetween:
     return LinksBetween(hosts=("a", "b"), device=told["device"], software=told["software"], links=rows)
 
 
+@pytest.mark.full
 def test_every_kind_of_message_is_timed(found: LinksBetween) -> None:
     """Collectives with one and with two ranks per host, one and two concurrent messages between the hosts, and messages
     inside a host over the same transport.

@@ -33,10 +33,7 @@ def _cases(name: str) -> dict[str, Case]:
     two = {"schedule": name, "pp": 2, "micro_batches": 4}
     return {
         f"{name}": two,
-        f"{name}-recompute": two | {"recompute": "full"},
         f"{name}-recompute-cut-in-a-block": two | {"recompute": "full", "cuts": (2,)},
-        f"{name}-uneven": two | {"cuts": (2,), "micro_batches": 2},
-        f"{name}-few": two | {"micro_batches": 1},
         f"{name}-dp": two | {"dp": 2, "micro_batches": 2},
         f"{name}-tp": two | {"tp": 2},
         f"{name}-4": two | {"pp": 4},
@@ -51,14 +48,18 @@ def _round_robin(name: str) -> dict[str, Case]:
     return {
         f"{name}-2-1-short": turns | {"replicas": (2, 1), "pp": 2, "micro_batches": 3},
         f"{name}-1x2,1x1": {"schedule": name, "pp": 2, "widths": (2, 1), "micro_batches": 4},
-        f"{name}-2-1-1": turns | {"replicas": (2, 1, 1), "pp": 3, "micro_batches": 6},
     }
 
 
 def _more(name: str) -> dict[str, Case]:
+    two = {"schedule": name, "pp": 2, "micro_batches": 4}
     turns = {"schedule": name, "global_batch": 12}
     again = {"recompute": "full", "cuts": (2,)}
     return {
+        f"{name}-recompute": two | {"recompute": "full"},
+        f"{name}-uneven": two | {"cuts": (2,), "micro_batches": 2},
+        f"{name}-few": two | {"micro_batches": 1},
+        f"{name}-2-1-1": turns | {"replicas": (2, 1, 1), "pp": 3, "micro_batches": 6, "global_batch": 6},
         f"{name}-2-1": turns | {"replicas": (2, 1), "pp": 2, "micro_batches": 4},
         f"{name}-1-2-short": turns | {"replicas": (1, 2), "pp": 2, "micro_batches": 3} | again,
         f"{name}-3-1-short": turns | {"replicas": (3, 1), "pp": 2, "micro_batches": 7, "global_batch": 14},

@@ -46,6 +46,7 @@ def _most(schedule: Schedule, needed: float) -> float:
     return peak
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("micro_batches", [24, 64])
 def test_less_room_than_1f1b_is_kept_to_and_costs_time(micro_batches: int) -> None:
     """With 8 stages 1F1B keeps 8 micro-batches. Less memory gives longer schedules, but valid ones, down to one

@@ -19,7 +19,10 @@ def _spec(split: dict[str, Any]) -> RunSpec:
     return RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": split, "train": {"global_batch": 16}})
 
 
-@pytest.mark.parametrize("slower", [0.5, 1.0, 1.3, 3.0])
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize("slower", [pytest.param(0.5, marks=FULL), 1.0, pytest.param(1.3, marks=FULL), 3.0])
 def test_a_device_that_is_slower_than_profiled_is_found_from_any_runs(slower: float) -> None:
     profiled = table(MODEL, fixed={"optimizer": {1: curve(1e-4, 1e-9)}})
     truth = scaled(profiled, slower)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 
 from parallel_core.engine.distributed import Rendezvous
@@ -105,6 +106,7 @@ def test_every_step_of_replicas_is_that_of_one_device_from_the_same_state() -> N
             np.testing.assert_allclose(ours.moved[name], stat, rtol=1e-9, atol=1e-12, err_msg=f"{step} {name}")
 
 
+@pytest.mark.full
 def test_one_device_that_is_nudged_in_the_last_digit_drifts_as_far() -> None:
     """From about 1e-13 to about 1e-5 in five steps; both drifts agree within a factor of 100."""
     replicas, nudged = _drift(_run(_spec(dp=2), _free)), _drift(_run(_spec(), _nudged))

@@ -68,6 +68,7 @@ def test_splits_are_held_to_the_memory_of_their_own_devices() -> None:
     assert most[1] == alone and most[2] <= alone / 2
 
 
+@pytest.mark.full
 def test_splits_that_need_more_are_timed_on_the_hosts_that_have_it() -> None:
     """Two devices with little memory are on one host, two with more on two: each split has the hosts of its need."""
     at = sorted(split.memory for split in splits(SPEC, table(MODEL), 2).able if split.spec.parallel.world == 2)

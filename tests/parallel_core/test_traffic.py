@@ -103,6 +103,7 @@ def _predicted(spec: RunSpec, rank: int) -> Counter[str]:
     return out
 
 
+@pytest.mark.full
 @given(run_specs())
 def test_what_one_end_sends_the_other_receives(spec: RunSpec) -> None:
     """Also: every rank is in the group that it names."""

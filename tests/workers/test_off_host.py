@@ -178,6 +178,7 @@ def test_a_certificate_that_was_not_handed_out_is_not_trusted(door: tuple[Bench,
     assert "ssl_ca_certs in REDIS_URL" in barred_by(settings)
 
 
+@pytest.mark.full
 def test_a_web_whose_certificate_is_of_an_own_authority(
     door: tuple[Bench, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
