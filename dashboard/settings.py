@@ -175,6 +175,7 @@ LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
 USE_I18N = False
+FORMAT_MODULE_PATH = ["dashboard.formats"]
 
 STATIC_URL = f"/static/{static_version()}/"
 WHITENOISE_IMMUTABLE_FILE_TEST = "(?!)" if DEBUG else "^"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -230,6 +230,13 @@ def test_staff_make_a_member_in_the_admin(client: Client, staff: Any) -> None:
     client.post("/admin/auth/user/add/", data)
     assert role_of(User.objects.get(username="dora")) == "member"
     assert b"member" in client.get("/admin/auth/user/").content
+
+
+def test_lists_of_the_admin_write_times_as_other_pages_do(client: Client, staff: Any, alice: Any) -> None:
+    alice.last_login = datetime(2026, 11, 3, 18, 5, tzinfo=UTC)
+    alice.save()
+    page = client.get("/admin/auth/user/").content.decode()
+    assert "3 Nov 2026 18:05 UTC" in page and "p.m." not in page
 
 
 def test_staff_change_users_but_make_no_superusers(client: Client, staff: Any, alice: Any, admin: Any) -> None:

@@ -1,0 +1,1 @@
+"""How Django writes dates where no template says it: in the admin."""
