@@ -7,7 +7,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallel_core.analysis.quantities import bytes_text, most_percent_text, seconds_text
 from parallel_core.cli.common import CommandError, Subparsers, add_command, add_spec, read_spec, require_few
@@ -38,11 +38,21 @@ def add(commands: Subparsers) -> None:
     order.add_argument(
         "--effort", type=whole(1), default=1_000_000, help="operations timed in the search (default: 1000000)"
     )
-    order.add_argument("--csv", action="store_true", help="print the order alone, as PyTorch spells it")
+    form = order.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print the order alone, as PyTorch spells it")
+    form.add_argument("--json", action="store_true", help="print the orders as JSON, in seconds and bytes, or in units")
     order.add_argument(
         "--out", type=target, metavar="FILE", help="write the fastest within --keep as a spec that `train` takes"
     )
     order.set_defaults(run=run)
+
+
+class _Answer(NamedTuple):
+    """The spec with the order that was chosen; all orders in lines of text, and as rows for scripts."""
+
+    best: RunSpec
+    lines: list[str]
+    rows: list[dict[str, Any]]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,20 +71,28 @@ def run(options: argparse.Namespace) -> int:
         )
     require_few(spec, MOST_SEARCHED, "search")
     try:
-        best = _in_units(spec, options) if options.table is None else _measured(spec, options)
+        answer = _in_units(spec, options) if options.table is None else _measured(spec, options)
     except OrderError as error:
         raise CommandError(str(error).replace("limit: ", "--keep: ", 1)) from error
     except (CostTableError, CannotPredict) as error:
         print(error, file=sys.stderr)
         return 2
-    if options.csv:
-        print(_csv(best).rstrip())
+    _print(answer, options)
     if options.out is not None:
-        options.out.write_text(json.dumps(best.model_dump(mode="json"), indent=1) + "\n")
+        options.out.write_text(json.dumps(answer.best.model_dump(mode="json"), indent=1) + "\n")
     return 0
 
 
-def _in_units(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
+def _print(answer: _Answer, options: argparse.Namespace) -> None:
+    if options.csv:
+        print(_csv(answer.best).rstrip())
+    elif options.json:
+        print(json.dumps(answer.rows))
+    else:
+        print("\n".join(answer.lines))
+
+
+def _in_units(spec: RunSpec, options: argparse.Namespace) -> _Answer:
     """Finds the order for F = B = W."""
     from parallel_core.plan.orders.problem import Problem
     from parallel_core.plan.orders.search import find, known_lengths
@@ -86,12 +104,10 @@ def _in_units(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
     problem = Problem.uniform(split.pp, split.micro_batches, (1000, 1000, 1000), limit=keep)
     made = find(problem, options.effort)
     chosen = _allowed(spec, CUSTOM, to_csv(made.schedule))
-    if not options.csv:
-        lengths = {name: length for name, length in known_lengths(problem).items() if length is not None}
-        for name, length in {**lengths, "found": made.length}.items():
-            print(f"{length / 1000:8.1f} units  {name}")
-        print(_proof(made))
-    return chosen
+    known = {name: length / 1000 for name, length in known_lengths(problem).items() if length is not None}
+    rows: list[dict[str, Any]] = [{"name": name, "units": units, "found": False} for name, units in known.items()]
+    rows.append({"name": "found", "units": made.length / 1000, "found": True, "least_units": made.bound / 1000})
+    return _Answer(chosen, [*(f"{row['units']:8.1f} units  {row['name']}" for row in rows), _proof(made)], rows)
 
 
 def _allowed(spec: RunSpec, name: str, program: str | None = None) -> RunSpec:
@@ -109,7 +125,7 @@ def _allowed(spec: RunSpec, name: str, program: str | None = None) -> RunSpec:
         ) from error
 
 
-def _measured(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
+def _measured(spec: RunSpec, options: argparse.Namespace) -> _Answer:
     from parallel_core.plan.orders.measured import SHAPES, ordered
     from parallel_core.profile.table import CostTable
 
@@ -119,9 +135,13 @@ def _measured(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
             _allowed(spec, like)
         raise CommandError("No order found for this run may replace its schedule.")
     room = spec.parallel.pp if options.keep is None else options.keep
-    if not options.csv:
-        print("\n".join(_line(row, room) for row in rows))
-    return next(row.spec for row in rows if _kept(row.spec) <= room or row.found)
+    best = next(row.spec for row in rows if _kept(row.spec) <= room or row.found)
+    return _Answer(best, [_line(row, room) for row in rows], [_as_json(row) for row in rows])
+
+
+def _as_json(row: Ordered) -> dict[str, Any]:
+    numbers = {"seconds": row.seconds, "memory_bytes": row.memory, "keeps": _kept(row.spec)}
+    return {"name": row.name, **numbers, "found": row.found is not None}
 
 
 def _kept(spec: RunSpec) -> float:

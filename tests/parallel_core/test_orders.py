@@ -197,6 +197,9 @@ def test_the_command_writes_a_spec_and_an_order(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert "13.0 units  found" in said and "14.0 units  1f1b" in said
     assert "proven: no order with one stage a device is shorter" in said
+    assert main(["order", "examples/pp2.json", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)[-1]
+    assert found == {"name": "found", "units": 13.0, "found": True, "least_units": 13.0}
     program = json.loads(out.read_text())["parallel"]["program"]
     assert main(["order", "examples/pp2.json", "--csv"]) == 0
     assert capsys.readouterr().out.strip() == program.strip()
@@ -223,6 +226,10 @@ def test_the_command_writes_the_fastest_that_keeps_as_little_as_asked(
         assert spec.parallel.schedule == "custom" or allowed.split()[4] == spec.parallel.schedule
         assert max(peak_kept(plain(spec.parallel))) / spec.parallel.chunks_per_rank <= keep
         assert any(over) == (keep == 1)
+        assert main([*base, "--keep", str(keep), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert [one["keeps"] > keep and not one["found"] for one in told] == over
+        assert [one["seconds"] for one in told] == sorted(one["seconds"] for one in told)
         assert main([*base, "--keep", str(keep), "--csv"]) == 0
         assert capsys.readouterr().out == to_csv(plain(spec.parallel))
 
