@@ -31,7 +31,11 @@ EXIT_STATUS = """exit status:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0 done, 1 the run failed, 2 command, spec or a
     setting of the environment invalid, 130 interrupted, 141 nobody reads what it prints."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(arguments)
     try:
         code = int(options.run(options))
         if sys.stdout is not None:  # it was closed from the beginning

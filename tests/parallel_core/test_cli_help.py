@@ -8,6 +8,7 @@ import shlex
 
 import pytest
 
+from parallel_core.cli import main
 from parallel_core.cli.common import PROGRAM
 from parallel_core.cli.entry import _parser
 
@@ -42,3 +43,9 @@ def test_the_list_of_commands_says_what_an_exit_status_means(capsys: pytest.Capt
         _parser().parse_args(["--help"])
     said = capsys.readouterr().out
     assert [int(code) for code in re.findall(r"^  (\d+) ", said, re.MULTILINE)] == [0, 1, 2, 130, 141]
+
+
+def test_without_a_command_all_of_them_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and all(f"\n    {name} " in err or f"\n    {name}\n" in err for name in commands())
