@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from datetime import timedelta
+from fnmatch import fnmatch
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from django.utils import timezone
 
 from dashboard.api.models import ApiToken, Scope
 from dashboard.api.v1 import api
+from dashboard.studies.table import COLUMNS
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
@@ -57,6 +59,14 @@ def test_the_page_of_the_docs_names_operations_that_there_are() -> None:
     there = api.get_openapi_schema()["paths"]
     ways = {(method.upper(), re.sub(r"\{[^}]+\}", "ID", path)) for path, methods in there.items() for method in methods}
     assert len(named) > 10 and not {(how, f"/api/v1{path.replace('SHA256', 'ID')}") for how, path in named} - ways
+
+
+def test_the_page_of_the_docs_explains_every_column_of_a_study() -> None:
+    rows = re.findall(r"^\| (`.+?`) \|", DOCS.partition("## Columns of table.csv")[2], re.MULTILINE)
+    told = [name for row in rows for name in re.findall(r"`([\w*]+)`", row)]
+    without = [column for column in COLUMNS if not any(fnmatch(column, name) for name in told)]
+    assert not without, f"the table in docs/api.md lacks {', '.join(without)}"
+    assert all(any(fnmatch(column, name) for column in COLUMNS) for name in told)
 
 
 def test_limits_are_said_in_words(reader: Client) -> None:
