@@ -45,7 +45,6 @@ from dashboard.studies.own_pages import OWN_PAGES
 from dashboard.studies.report import report_answers
 from dashboard.studies.selectors import held_equal, overview
 
-MAX_GANTTS = 12
 QUEUED_SHOWN = 3
 """A queued run is shown in the progress card if it is among so many first unfinished ones; running ones always are."""
 
@@ -93,6 +92,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
     context = {
         "equal": held_equal(specs, max((row.run.devices for row in view.rows), default=0)),
         "gantt_src": _gantt_src(request, study),
+        "gantt_most": gantts.MOST,
         "gantt_shown": [row.run.pk for row in gantt_rows],
         "gantt_height": 56 * sum(row.run.devices for row in gantt_rows) + 80,
         "legend": LEGEND,
@@ -198,7 +198,7 @@ def gantt(request: HttpRequest, pk: int) -> JsonResponse:
     """Gantt charts of the runs in ?show=; without it, of the fastest, the slowest, the baseline and one more."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     view = view_of(request, study)
-    rows = gantts.default_rows(view, numbers(request.GET.get("show", "")))[:MAX_GANTTS]
+    rows = gantts.default_rows(view, numbers(request.GET.get("show", "")))
     return JsonResponse(gantts.of_rows(rows).as_dict())
 
 

@@ -16,7 +16,7 @@ from dashboard.runs.models import Run, State
 from dashboard.studies.entry_points import ENTRY_POINTS
 from dashboard.studies.list_views import FEW
 from dashboard.studies.models import Once, Study
-from dashboard.studies.overview import figures
+from dashboard.studies.overview import figures, gantts
 from dashboard.studies.selectors import held_equal, overview
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
@@ -180,6 +180,19 @@ def test_gantt_is_fetched_apart_and_draws_the_chosen_runs(reader: Client, study:
     assert [row[:2] for row in answer["rows"]] == [["DP", "0"], ["DP", "1"]]
     four = reader.get(f"/studies/{study.pk}/gantt.json").json()
     assert len({row[0] for row in four["rows"]}) == 4
+
+
+def test_of_too_many_chosen_runs_those_that_are_drawn_stay_chosen(
+    reader: Client, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gantts, "MOST", 2)
+    every = ",".join(str(run.pk) for run in study.runs.all())
+    drawn = {row[0] for row in reader.get(f"/studies/{study.pk}/gantt.json?show={every}").json()["rows"]}
+    page = reader.get(f"/studies/{study.pk}/?show={every}").content.decode()
+    form = page.partition("Choose which runs are drawn")[2].partition("</form>")[0]
+    ticked = re.findall(r"checked> ([^<]+)<", form)
+    assert len(drawn) == 2 and {html.unescape(label) for label in ticked} == drawn
+    assert "2 at most: the first in the order of the charts" in form
 
 
 def test_csv_holds_the_numbers_unrounded(reader: Client, study: Study) -> None:

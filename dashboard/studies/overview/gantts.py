@@ -21,7 +21,8 @@ from parallel_core.analysis.waits import step_start, waited_if_whole
 from parallel_core.faults import trained
 from parallel_core.layout import Layout
 
-OPEN_GANTTS = 4
+OPEN_GANTTS, MOST = 4, 12
+"""Timelines that are shown where none is chosen, and at most."""
 
 
 def of_rows(rows: Sequence[Row], *, lane: bool = False) -> Chart:
@@ -97,11 +98,11 @@ def _bubble(row: Row) -> float:
 
 
 def default_rows(view: Overview, chosen: Sequence[int] = ()) -> list[Row]:
-    """The rows whose timelines are shown: the `chosen` runs, else the fastest, the slowest, the baseline and further
-    ones."""
+    """The rows whose timelines are shown: the first MOST of the `chosen` runs, else the fastest, the slowest, the
+    baseline and further ones."""
     done = view.by_time
     if chosen:
-        return [row for row in view.rows if row.run.pk in chosen]
+        return [row for row in view.rows if row.run.pk in chosen][:MOST]
     picks = [*done[:1], *done[-1:], *([view.baseline] if view.baseline in done else []), *done[1:]]
     unique = list({row.run.pk: row for row in picks if row}.values())[:OPEN_GANTTS]
     return [row for row in view.rows if row in unique]
