@@ -268,3 +268,21 @@ def test_the_marked_place_of_a_schedule_that_is_refused_is_scrolled_to(
         }"""
     )
     assert seen
+
+
+def test_what_changes_above_a_chosen_tab_does_not_move_it(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    """On the page of a run that began, the table of its events moved down by two screens, in seven leaps."""
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto(f"/runs/{stocked['single']}/?tab=events#details")
+    page.locator("[data-chart=gantt][data-drawn], [data-chart=gantt] .main-svg").first.wait_for(state="attached")
+    tabs, table = page.get_by_role("navigation", name="Details of the run"), page.locator("#tab table").first
+    for change in (
+        "() => document.querySelector('#head').insertAdjacentHTML('beforeend', '<p style=\"height: 400px\">more</p>')",
+        "() => document.querySelector('.split').remove()",
+    ):
+        page.evaluate(change)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        row, at = tabs.bounding_box(), table.bounding_box()
+        assert row and at and 0 <= row["y"] < at["y"] < 100
