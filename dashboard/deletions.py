@@ -1,5 +1,5 @@
 """Says who deleted what, as the events of a run or a study go with it: in the log of the web, and in that of the admin,
-which stays and has what had been changed of a study."""
+which stays with the account of who did it, and has what had been changed of a study."""
 
 from __future__ import annotations
 

@@ -71,9 +71,12 @@ class YardUserAdmin(KnownRowsMixin, UserAdmin):
         return is_staff(request) and (_is_superuser(request) or obj is None or not obj.is_superuser)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """Django would say that an admin may not delete runs, which is not so: an account that has any stays."""
-        found = super().get_deleted_objects(objs, request)
-        return (*found[:2], set(), [said]) if (said := _what_stays(objs)) else found
+        """Django would say that an admin may not delete runs, which is not so: an account that has any stays. Nor may
+        anybody delete log entries by themselves; but with the account of who did what they tell, they go."""
+        objects, counts, refused, protected = super().get_deleted_objects(objs, request)
+        if said := _what_stays(objs):
+            return objects, counts, set(), [said]
+        return objects, counts, refused - {LogEntry._meta.verbose_name}, protected
 
     def get_fieldsets(self, request: HttpRequest, obj: User | None = None) -> Any:
         """Hides from staff that somebody is a superuser: staff must not make one."""

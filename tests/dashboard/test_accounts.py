@@ -17,8 +17,8 @@ from django.utils import timezone
 from dashboard.accounts.roles import MEMBERS, make_member, role_of
 from dashboard.api.models import ApiToken
 from dashboard.fleet.models import Worker
-from dashboard.runs import services
-from dashboard.runs.models import Run
+from dashboard.runs import removal, services
+from dashboard.runs.models import Run, State
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
@@ -280,6 +280,19 @@ def test_an_account_that_has_made_something_is_not_deleted_and_the_page_says_wha
     client.post("/admin/auth/user/", {**several, "post": "yes"})
     assert User.objects.filter(pk=alice.pk).exists() and Run.objects.count() == 1
     run.delete()
+    client.post(f"/admin/auth/user/{alice.pk}/delete/", {"post": "yes"})
+    assert not User.objects.filter(pk=alice.pk).exists()
+
+
+def test_an_account_is_deleted_whose_owner_once_deleted_something(
+    client: Client, admin: Any, alice: Any, run: Run
+) -> None:
+    """That is a log entry of the admin, which nobody may delete by itself: the account could not go, either."""
+    run.state = State.SUCCEEDED
+    run.save()
+    removal.delete(runs=[run.pk], user=alice)
+    client.force_login(admin)
+    assert "log entr" in client.get(f"/admin/auth/user/{alice.pk}/delete/").content.decode().lower()
     client.post(f"/admin/auth/user/{alice.pk}/delete/", {"post": "yes"})
     assert not User.objects.filter(pk=alice.pk).exists()
 
