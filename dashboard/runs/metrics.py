@@ -257,19 +257,27 @@ def joined(parts: Sequence[Part], *, pauses: bool = True) -> np.ndarray:
 def _followed(
     parts: Sequence[Part], replaced: Mapping[int, np.ndarray], *, pauses: bool
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """`joined`, and what was replaced: without `pauses` moved as the attempt that it is of."""
+    """`joined`, and what was replaced: without `pauses` moved as the attempt that it is of. Attempts of which nothing
+    holds are moved towards the first of which something does: `grown` reads few of their points."""
     if pauses:
         return joined(parts), dict(replaced)
     held, moved, none = np.empty(0, POINT), dict[int, np.ndarray](), np.empty(0, POINT)
     kept = {number: np.concatenate([part for _, part in own]) for number, own in groupby(parts, key=itemgetter(0))}
+    lost_all = none
     for number in sorted({*kept, *replaced}):
         own, lost = kept.get(number, none), replaced.get(number, none).copy()
-        seconds = pause(held, np.concatenate([own, lost]))
+        whole = np.concatenate([own, lost])
+        seconds = pause(held if len(held) else lost_all, whole)
+        if len(own) and not len(held):
+            for earlier in moved.values():
+                earlier["time"] += seconds
+            seconds = 0.0
         own["time"] -= seconds
         lost["time"] -= seconds
         held = np.concatenate([held, own])
         if len(lost):
             moved[number] = lost
+            lost_all = np.concatenate([lost_all[lost_all["step"] < lost["step"][0]], lost])
     return held, moved
 
 

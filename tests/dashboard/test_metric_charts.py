@@ -111,6 +111,32 @@ def test_an_hour_between_attempts_is_no_time_of_training(alice: Any) -> None:
     assert [at - chart.figure["layout"]["meta"]["t0"] for at in live["time"]] == [14]
 
 
+@pytest.mark.parametrize(
+    ("attempts", "seconds"),
+    [
+        (((0, 10), (0, 4)), [list(range(0, 20, 2))]),
+        (((0, 10), (6, 2), (0, 4)), [list(range(0, 20, 2)), [12, 14]]),
+    ],
+    ids=["from the beginning", "of three the second went on"],
+)
+def test_what_was_trained_again_from_the_beginning_is_at_its_seconds(
+    alice: Any, attempts: tuple[tuple[int, int], ...], seconds: list[list[int]]
+) -> None:
+    """Its line stood an hour or more before 0 s, and squeezed the new one into the right end of the chart."""
+    run = factory.queued(alice)
+    for number, (first, steps) in enumerate(attempts, 1):
+        rows = np.zeros(steps, POINT)
+        rows["step"], rows["time"] = first + np.arange(steps), 4000.0 * number + 2.0 * np.arange(steps)
+        about = {"rank": 0, "name": "loss", "first_step": first, "last_step": first + steps - 1, "count": steps}
+        SeriesChunk.objects.create(attempt=factory.start(run), data=rows.tobytes(), **about)
+    chart = next(chart for chart in metric_charts.metrics(run) if chart.key == "loss")
+    own, replaced = chart.figure["layout"]["meta"]["axes"]["seconds"]
+    assert own == [0, 2, 4, 6]
+    assert replaced == [at for part in seconds for at in (*part, None)]
+    live = metric_charts.points_since(run, 2)["loss"]
+    assert [at - chart.figure["layout"]["meta"]["t0"] for at in live["time"]] == [6]
+
+
 def test_lines_of_stages_grow_by_their_own_points(alice: Any) -> None:
     run, _ = stream(alice, 5, 4)
     live = metric_charts.points_since(run, 2)
