@@ -19,11 +19,21 @@ _known = {"until": 0.0, "ahead": 0.0}
 
 def now() -> datetime:
     """The time by the clock of the database."""
+    return timezone.now() + _difference()
+
+
+def here(at: datetime) -> datetime:
+    """The moment that is `at` by the clock of the database, by this host's: pages count ages by that."""
+    return at - _difference()
+
+
+def _difference() -> timedelta:
+    """By how much the clock of the database is ahead of this host's."""
     if connection.vendor == "sqlite":
-        return timezone.now()
+        return timedelta()
     if time.monotonic() > _known["until"]:
         _known.update(ahead=_ahead(), until=time.monotonic() + KEPT_S)
-    return timezone.now() + timedelta(seconds=_known["ahead"])
+    return timedelta(seconds=_known["ahead"])
 
 
 def _ahead() -> float:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import models
@@ -81,6 +81,11 @@ class Worker(models.Model):
     def leaves_out(self, kind: str) -> bool:
         """Whether it has more files of a kind than it lists."""
         return bool({"tokens": self.more_token_files, "images": self.more_image_files}[kind])
+
+    @property
+    def heard_at(self) -> datetime | None:
+        """When it was last heard by this host's clock, by which pages count ages."""
+        return None if self.heartbeat_at is None else one_clock.here(self.heartbeat_at)
 
     @property
     def clashes(self) -> bool:

@@ -12,6 +12,7 @@ import redis
 from django.conf import settings
 from django.utils import timezone
 
+from dashboard import one_clock
 from dashboard.control.wire import ANSWER_LIMIT_S
 from dashboard.fleet.models import Worker
 from workers.wire import connect
@@ -60,7 +61,8 @@ def lately() -> list[Refusal]:
         log.warning("no refusals of Redis: %s", error)
         return []
     since = timezone.now() - LATELY
-    heard = {name: at or since for name, at in Worker.objects.values_list("name", "heartbeat_at")}
+    beats = Worker.objects.values_list("name", "heartbeat_at")
+    heard = {name: one_clock.here(at) if at else since for name, at in beats}
     stand = [one for one in found if one.at > since and (one.key or heard.get(one.user, since) < one.at)]
     return sorted(stand, key=lambda one: one.at, reverse=True)[:MOST]
 

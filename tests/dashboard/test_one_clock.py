@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
+from unittest.mock import MagicMock
 
 import pytest
 from django.db import connection
@@ -12,7 +14,7 @@ from django.utils import timezone
 
 from dashboard import one_clock
 from dashboard.control.controller import Controller
-from dashboard.fleet import listening
+from dashboard.fleet import listening, refusals
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import age_of, reporting
 from tests.dashboard.fake_worker import Peer
@@ -66,6 +68,37 @@ def test_a_controller_on_a_host_whose_clock_differs_is_heard_and_so_are_the_work
     age = age_of(Worker.objects.get())
     assert age is not None and age < listening.AWAY_S
     assert "has not been heard" not in member.get("/fleet/").content.decode()
+
+
+def test_fleet_tells_by_the_clock_of_the_web_when_a_host_was_heard(
+    member: Client, monkeypatch: pytest.MonkeyPatch, unknown: None
+) -> None:
+    """Where that was 15 minutes ahead of the database's, each host was `heard 15 min ago`."""
+    monkeypatch.setattr(one_clock, "connection", Database(-900.0))
+    Worker.objects.create(name="yard-a", heartbeat_at=timezone.now() - timedelta(seconds=900))
+    page = member.get("/fleet/").content.decode()
+    assert re.search(r"heard <time [^>]*>just now</time>", page)
+
+
+def test_a_refusal_matters_until_its_worker_is_heard_by_whatever_clock(
+    monkeypatch: pytest.MonkeyPatch, unknown: None
+) -> None:
+    monkeypatch.setattr(one_clock, "connection", Database(900.0))
+    client = MagicMock()
+    client.__enter__.return_value.acl_log.return_value = [
+        {
+            "reason": "auth",
+            "username": name,
+            "client-info": {"addr": "10.0.0.2:1"},
+            "age-seconds": 60.0,
+            "object": "AUTH",
+        }
+        for name in ("since", "before")
+    ]
+    monkeypatch.setattr(refusals, "connect", lambda *_: client)
+    for name, ago in (("since", 30), ("before", 90)):
+        Worker.objects.create(name=name, heartbeat_at=timezone.now() + timedelta(seconds=900 - ago))
+    assert [one.user for one in refusals.lately()] == ["before"]
 
 
 def test_the_database_is_not_asked_for_its_clock_each_time(monkeypatch: pytest.MonkeyPatch, unknown: None) -> None:
