@@ -64,12 +64,14 @@ class Yard:
         return "\n  ".join([error["message"], *(f"{field}: {said}" for field, said in error["fields"].items())])
 
 
-def followed(yard: Yard, run: dict[str, Any]) -> dict[str, Any]:
-    """Waits for the end of a run; each answer comes when its state has changed, or after 30 seconds."""
+def followed(yard: Yard, number: int) -> dict[str, Any]:
+    """Waits for the end of a run. Each answer comes when its state has changed, or after 30 seconds; that it has ended
+    is told with its summary."""
+    run: dict[str, Any] = {"state": "followed"}
     while run["state"] not in ENDED:
-        print(f"run {run['id']} is {run['state']}")
-        run = yard.ask("GET", f"/runs/{run['id']}?wait=30")
-    print(f"run {run['id']} {run['state']}: {run['name']}")
+        print(f"run {number} is {run['state']}")
+        run = yard.ask("GET", f"/runs/{number}?wait=30")
+    print(f"run {number} {run['state']}: {run['name']}")
     return run
 
 
@@ -78,12 +80,13 @@ def main(address: str, path: str) -> None:
     single = {name: section for name, section in split.items() if name != "parallel"}
     asked = {"name": "from a script", "runs": [{"label": "single", "spec": single}, {"label": "split", "spec": split}]}
     study = yard.ask("POST", "/studies", asked)
-    first, second = (followed(yard, yard.ask("GET", f"/runs/{run['id']}")) for run in study["members"])
+    first, second = (followed(yard, run["id"]) for run in study["members"])
     yard.save(f"/studies/{study['id']}/table.csv", "study.csv")
     for run in (first, second):
         yard.save(f"/runs/{run['id']}/part/series-csv", f"run-{run['id']}.csv")
-    if first["state"] == second["state"] == "succeeded":
-        times = [run["summary"]["timed"]["median"] for run in (first, second)]
+    timed = [run["summary"].get("timed") for run in (first, second)]
+    if first["state"] == second["state"] == "succeeded" and all(timed):  # with more steps than it warms up
+        times = [one["median"] for one in timed]
         print(f"{times[0] * 1e3:.1f} and {times[1] * 1e3:.1f} ms a step: {times[0] / times[1]:.2f}x")
 
 
