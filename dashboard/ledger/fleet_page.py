@@ -29,6 +29,7 @@ from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
     listed_text,
+    percent_text,
     plural_text,
     ratio_text,
     seconds_text,
@@ -37,7 +38,7 @@ from parallel_core.analysis.quantities import (
 )
 from parallel_core.analysis.stats import MOST_OF_IDEAL
 from parallel_core.outline import outline_of
-from parallel_core.plan.fleet import MOST_DEVICES
+from parallel_core.plan.fleet import MOST_DEVICES, UNSURE
 from parallel_core.plan.room import FRAMEWORK, Room
 from parallel_core.searches.splits import Answer, FeasibleSplit
 from parallel_core.spec import RunSpec
@@ -156,7 +157,17 @@ class FleetPage:
         alone = next((split for split in able if split.devices == 1), best)
         gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone != best else ""
         memory = f"Least memory: {least.name}, {bytes_text(least.memory)} with {named(self._optimizer)}."
-        return [first + gain, *self._doubted(alone), memory, *self._normed()]
+        return [first + gain, *self._close(best), *self._doubted(alone), memory, *self._normed()]
+
+    def _close(self, best: FeasibleSplit) -> list[str]:
+        """How many others may be as fast as `best`, so far as such predictions are off beside each other."""
+        near = sum(split.seconds <= (1 + UNSURE) * best.seconds for split in self.found.able) - 1
+        if near < 1:
+            return []
+        return [
+            f"{plural_text(near, 'other split')} may be as fast: within {percent_text(UNSURE)} of it, and predictions "
+            "by one profile were off by as much beside each other."
+        ]
 
     def _doubted(self, alone: FeasibleSplit) -> list[str]:
         """That a split is faster than its devices can make it, as by a profile that other processes disturbed."""

@@ -59,6 +59,9 @@ MOST_DEVICES = 8
 RECUT = 3
 """Pipelines that are also tried with cuts searched for them by the layers' profiled times: the fastest ones. Two stages
 of a VGG-16 are a tenth faster with them than with those by FLOPs."""
+UNSURE = 0.05
+"""Splits that are predicted so close may run the other way round: as far as any of 38 in three clusters was off beside
+what all of its cluster were off by (docs/numbers.md, "This fleet")."""
 _CUTS = 50
 """Steps predicted in the search for cuts of one of them (`best_cuts`), and a few more."""
 _EFFORT = 30_000

@@ -44,3 +44,14 @@ def test_a_gain_that_devices_cannot_give_is_doubted(member: Client, worker: Work
             == doubted
         )
     assert page.sentences()[1].startswith("2.39x on 2 devices, ")
+
+
+def test_splits_that_may_be_as_fast_are_counted(member: Client, worker: Worker, profile: Profile) -> None:
+    """The first was the fastest of 92, however little the next ones were behind it."""
+    page = answered(member, f"/partition/fleet/?profile={profile.pk}&devices=2").context["page"]
+    fast = page.found.able[0]
+    for behind, said in (((1.06, 1.2), ""), ((1.04, 1.06), "1 other split may"), ((1.01, 1.04), "2 other splits may")):
+        others = [fast.model_copy(update={"seconds": fast.seconds * factor}) for factor in behind]
+        page.found = page.found.model_copy(update={"able": (fast, *others)})
+        close = [sentence for sentence in page.sentences() if "may be as fast: within 5 % of it" in sentence]
+        assert [sentence.startswith(said) for sentence in close] == ([True] if said else [])

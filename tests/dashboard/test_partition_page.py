@@ -389,7 +389,8 @@ def test_plans_count_the_states_of_the_chosen_optimizer(member: Client, profile:
         page = answer.context["page"]
         assert ", 1 device of" in plain(answer.content.decode())
         fleet[name] = min(split.memory for split in page.found.able)
-        assert page.sentences()[1].endswith(f" with {named(name)}.")
+        (memory,) = (sentence for sentence in page.sentences() if sentence.startswith("Least memory"))
+        assert memory.endswith(f" with {named(name)}.")
         assert page.found.able[0].devices == 1 and "times as fast as" not in page.sentences()[0], "as itself"
         first = page.rows()[0].address
         train = RunSpec.model_validate_json(parse_qs(urlsplit(first).query)["spec"][0]).train
