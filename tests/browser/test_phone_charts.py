@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dashboard.charts import theme
-from tests.browser.observed_page import PHONE, drawn
+from tests.browser.observed_page import PHONE, drawn, until
 from tests.browser.test_phone import CLICKS_MS, STILL
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -93,6 +93,19 @@ MIDDLE = """() => {
   return [box.data[0].meta.run, left + size.l + xaxis.l2p(x[at]), top + size.t + yaxis.l2p(y[at])];
 }"""
 """Run of the first line of the chart of losses, and where on the screen its middle point is."""
+
+
+def test_a_tap_on_a_name_of_a_legend_hides_its_line_and_asks_for_no_double_click(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    """A note about double-clicks, which a finger cannot make, covered the controls of the page."""
+    page = window(storage_state=session, viewport=PHONE, has_touch=True, is_mobile=True)
+    page.goto(f"/compare/?runs={stocked['single']},{stocked['dp']}")
+    page.locator(".chart[data-chart=loss]").evaluate("(e) => e.scrollIntoView({ block: 'center' })")
+    drawn(page, ["loss"])
+    page.locator("[data-chart=loss] .legendtoggle").first.tap()
+    until(page, "() => document.querySelector('[data-chart=loss] .chart-box')._fullData[0].visible === 'legendonly'")
+    assert page.locator(".notifier-note").count() == 0, "at once, as it fades"
 
 
 def test_a_tap_on_a_line_marks_its_run(window: Callable[..., Page], session: Any, stocked: dict[str, Any]) -> None:

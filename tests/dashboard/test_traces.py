@@ -97,6 +97,7 @@ def test_ranks_are_held_against_each_other(member: Client, real: list[bytes]) ->
     alone = member.get(f"{address}?step=2")
     part = member.get(f"{address}?step=2", headers={"HX-Request": "true"}).content.decode()
     assert part.startswith("<section ") and part in alone.content.decode() and "</html>" in alone.content.decode()
+    assert "<title>Rank against rank of " in alone.content.decode()
     alike = alone.context["operators"]
     assert alike.sentence.startswith("The same ") and alike.sentence.endswith("in the same order on rank 0 and rank 1.")
     assert alike.levels == {"operators": "operators (ATen)"} and alike.total == alike.shown >= len(alike.rows) > 10
@@ -126,6 +127,7 @@ def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) ->
     assert "</html>" in whole.content.decode() and part in whole.content.decode()
     assert whole.content.decode().count('class="legend') == page.content.decode().count('class="legend') == 1
     assert f'<a href="/traces/{trace.pk}/?step=2">Back to its timeline</a>' in whole.content.decode()
+    assert f"<title>What if of {trace.name} ·" in whole.content.decode()
     assert "(0 % off)" in plain(whole.content.decode()) and "Free communication" in whole.content.decode()
     assert "HX-Replace-Url" not in whole.headers
     fast = member.get(f"{address}?step=2&links=free&device=2")

@@ -26,8 +26,10 @@ import { setWholeWords } from "./whole_words.js";
 
 /* Without dragging, the library takes a tap for two clicks: for the one of the finger, and for the mouse's that the browser
  * makes of it, which then leaves the chart. It would draw again or hide the text of what was tapped: with a finger there is
- * no double-click, and the text stays until the next tap. What a double-click of a mouse does is in `followHome`. */
-const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: false, doubleClickDelay: COARSE.matches ? 0 : 500 };
+ * no double-click, nor the library's tip to make one, and the text stays until the next tap. What a double-click of a
+ * mouse does is in `followHome`. */
+const TAPS = COARSE.matches ? { doubleClickDelay: 0, showTips: false } : { doubleClickDelay: 500 };
+const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: false, ...TAPS };
 const mounted = new Map(); // key -> {element, box, figure, width}
 let loading = null;
 
