@@ -66,7 +66,7 @@ class WhatIfOut(Schema):
     predicted_ns: int | None
     low_ns: int | None = Field(description="eight of ten runs with the change take low to high, by earlier ones")
     high_ns: int | None
-    likely: str = Field(description="how far off the prediction may be; '' where no run can have the change")
+    likely: str = Field(description="how far off the prediction may be; '' where no run can have it, or it is unknown")
     ideas: list[IdeaOut]
 
 
