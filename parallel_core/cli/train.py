@@ -74,33 +74,35 @@ def add(commands: Subparsers) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        spec, outcome = _trained(options)
+        spec, outcome, resumed = _trained(options)
     if options.json:
-        print(json.dumps(_as_json(spec, outcome)))
+        print(json.dumps(_as_json(spec, outcome, resumed)))
     return 0 if outcome.ok else 1
 
 
-def _trained(options: argparse.Namespace) -> tuple[RunSpec, Outcome]:
-    """Trains, and prints what happens and what was found."""
+def _trained(options: argparse.Namespace) -> tuple[RunSpec, Outcome, int]:
+    """Trains, and prints what happens and what was found. Returns the spec, the outcome, and the steps done in the
+    checkpoint that it went on from (0 without one)."""
     text = own_text.name_of(options.text) if options.text else None
     spec = read_spec(options.spec, inject=options.inject, corpus=text)
     for sentence in sentences(spec.inject):
         print(f"broken on purpose. {sentence}")
     _require_devices(spec, options.devices)
-    resume, done = _checkpoint(options.resume, spec) if options.resume else (None, 0)
+    resume, resumed = _checkpoint(options.resume, spec) if options.resume else (None, 0)
     if resume is None:
         own_text.require_weights(spec, options.corpora, options.text)
     with own_text.folder_of(spec, options.text, options.corpora) as corpora, _claimed(options.out) as folder:
         _require_room(folder, resume)
-        outcome = _run(spec, folder, resume, corpora, options, Shown(outline_of(spec.model).target, done))
+        outcome = _run(spec, folder, resume, corpora, options, Shown(outline_of(spec.model).target, resumed))
     print(_ending(outcome, spec))
     if outcome.ok or outcome.diverged:
         print("\n".join(findings(case_of(spec, outcome))))
-    return spec, outcome
+    return spec, outcome, resumed
 
 
-def _as_json(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
-    """The end of a run for scripts, by the names of a run's summary in the API; None for what was not measured."""
+def _as_json(spec: RunSpec, outcome: Outcome, resumed: int) -> dict[str, Any]:
+    """The end of a run for scripts, by the names of a run's summary in the API; None for what was not measured.
+    `resumed`: the steps done where it began."""
     summary: dict[str, Any] = outcome.last(0, "summary") or {}
     loss, timed, peak = outcome.series("loss"), summary.get("timed") or None, summary.get("peak")
     speeds = (
@@ -112,7 +114,7 @@ def _as_json(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
         "failure": outcome.failure() or None,
         "early": outcome.early or None,
         "records": str(outcome.folder),
-        "steps_done": int(loss["step"][-1]) + 1 if len(loss) else 0,
+        "steps_done": int(loss["step"][-1]) + 1 if len(loss) else resumed,
         "final_loss": float(loss["value"][-1]) if len(loss) and math.isfinite(loss["value"][-1]) else None,
         "timed": timed,
         "meters": speeds,

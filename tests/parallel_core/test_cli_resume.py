@@ -8,7 +8,8 @@ import pytest
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.cli import main
-from parallel_core.cli.train import _require_room
+from parallel_core.cli.train import _as_json, _require_room
+from parallel_core.outcome import Outcome
 from tests.parallel_core.test_checkpoint import alone, save, spec_of
 
 
@@ -44,3 +45,7 @@ def test_a_checkpoint_itself_takes_no_run(written: Path, tmp_path: Path, capsys:
     path = str(folders.path_of(tmp_path / "kept", 2))
     assert main(["train", str(written), "--out", path, "--resume", path]) == 2
     assert f"{path} is a checkpoint; give another --out" in capsys.readouterr().err
+
+
+def test_a_resumed_run_that_fails_before_its_first_step_has_the_steps_of_its_checkpoint_done(tmp_path: Path) -> None:
+    assert _as_json(spec_of(), Outcome(tmp_path, 0.0, 1), resumed=40)["steps_done"] == 40
