@@ -185,6 +185,8 @@ def test_ranks_that_took_turns_on_a_device_are_said_to_get_one_each(client: Clie
             info.hello["number"] = number * info.rank
             info.save()
         assert (TAKE_TURNS in tab(client, run, "tab=whatif")) == said
+        ranged = "were predicted" in tab(client, run, "tab=whatif&micro_batches=8")
+        assert ranged != said, "how far off others were says nothing of a prediction that is too fast"
 
 
 def test_a_step_that_was_cut_is_not_replayed(client: Client, alice: Any) -> None:

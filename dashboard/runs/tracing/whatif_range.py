@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from dashboard.ledger.replay_ranges import off_by
 from dashboard.runs.models import Run
+from dashboard.runs.places import together_of
 from dashboard.runs.tracing.traces import Trace
 from parallel_core.analysis.quantities import percent_text, range_text, step_text
 from parallel_core.simulate.likely import REPLAYED
@@ -33,10 +34,11 @@ def can_run(change: Change) -> bool:
 
 
 def likely(trace: Trace, change: Change, made: Replay) -> Likely:
-    """That of the step `made` with the change; it is of a run's median, however long the replayed step was."""
+    """That of the step `made` with the change; it is of a run's median, however long the replayed step was. None of a
+    run whose ranks share devices: no run settles such a prediction (`ledger.replays`), which is too fast."""
     before = trace.trained.parallel.micro_batches
     recounted = bool(change.micro_batches) and change.micro_batches != before
-    if not can_run(change) or trace.run.injected:
+    if not can_run(change) or trace.run.injected or together_of(trace.run) > 1:
         return UNKNOWN
     found = off_by(trace.run, recounted)
     if found is None:
