@@ -37,9 +37,13 @@ def sentence(places: Mapping[int, Place], layout: Layout, host: Callable[[int], 
     return f"{_listed(waits)}: {drops}"
 
 
-def computing(places: Mapping[int, Place], layout: Layout) -> list[int]:
-    """The ranks that wait for no other in their operation: where none moves, these are what the others may wait for."""
-    return sorted(rank for rank, place in places.items() if _meets(rank, place, layout) == ())
+def holding_up(places: Mapping[int, Place], layout: Layout) -> list[int]:
+    """Where no rank moves, those that the others may wait for: the ones that wait for no other in their operation;
+    without any, the ones of which that is not known, if some are known to wait."""
+    met = {rank: _meets(rank, place, layout) for rank, place in places.items()}
+    busy = [rank for rank, others in met.items() if others == ()]
+    unknown = [rank for rank, others in met.items() if others is None]
+    return sorted(busy or (unknown if len(unknown) < len(met) else []))
 
 
 def _meets(rank: int, place: Place, layout: Layout) -> tuple[int, ...] | None:

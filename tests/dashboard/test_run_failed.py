@@ -317,3 +317,14 @@ def test_a_run_that_was_lost_is_to_have_more_retries_than_it_had(alice: Any, ret
         states.lose(factory.start(run), "Worker yard-a sent no heartbeat for 6 s.")
     run.refresh_from_db()
     assert run.state == State.LOST and said in fix(run)
+
+
+def test_of_replicas_that_stood_still_the_log_of_the_one_that_is_not_known_to_have_waited_is_quoted(alice: Any) -> None:
+    """A replica may wait for another within an operation; the one in a sum of gradients certainly did: its log, which
+    had nothing to say, was quoted where it was rank 0's."""
+    run = failed(alice, "no_progress", "No rank moved for 60 s: rank 0 at step 3; rank 1 at step 3.")
+    Run.objects.filter(pk=run.pk).update(spec=run.spec | {"parallel": {"dp": 2}})
+    sums, works = ({"step": 3, "op": op, "age": 60.0} for op in ("0ALLREDUCE", "0F1"))
+    for places, quoted in (({"0": sums, "1": works}, 1), ({"0": works, "1": works}, None)):
+        Attempt.objects.filter(run=run).update(progress=places, report={})
+        assert verdict(Run.objects.get(pk=run.pk)).rank == quoted

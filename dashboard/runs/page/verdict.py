@@ -40,7 +40,7 @@ from parallel_core.outline import outline_of
 from parallel_core.plan.strategy import idle_share
 from parallel_core.schedule.text import under_way
 from parallel_core.spec import RunSpec
-from parallel_core.who_waits import computing
+from parallel_core.who_waits import holding_up
 
 LOG_LINES = 10
 AHEAD_SHOWN = 5
@@ -265,11 +265,11 @@ def _failed(run: Run, attempt: Attempt | None) -> Verdict:
 
 
 def _held_up_by(run: Run, attempt: Attempt) -> int | None:
-    """Of ranks that stood still the first that waited for no other, whose log may say why; None if each did, and where
-    a worker told of them in another form than this version expects."""
+    """Of ranks that stood still the first that others may have waited for, whose log may say why; None if each waited,
+    and where a worker told of them in another form than this version expects."""
     try:
         places = {int(rank): (where.get("step", -1), where.get("op", "")) for rank, where in attempt.progress.items()}
-        return next(iter(computing(places, Layout.of(RunSpec.stored(run.spec)))), None)
+        return next(iter(holding_up(places, Layout.of(RunSpec.stored(run.spec)))), None)
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
 
