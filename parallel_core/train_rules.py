@@ -77,10 +77,11 @@ def check_steps(spec: RunSpec) -> None:
     """Checks that there are timed steps after the warm-up steps."""
     if spec.train.steps <= spec.train.warmup_steps:
         warm = plural_text(spec.train.warmup_steps, "warm-up step")
+        most = spec.train.steps - 1
         raise rule_error(
             ("train.steps", "train.warmup_steps"),
             f"steps={spec.train.steps} leaves none to time after {warm}; use steps="
-            f"{spec.train.warmup_steps + 1} or more, or warmup_steps={spec.train.steps - 1} or fewer.",
+            f"{spec.train.warmup_steps + 1} or more, or warmup_steps={most}{' or fewer' if most else ''}.",
         )
 
 

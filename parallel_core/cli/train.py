@@ -284,7 +284,8 @@ def _meters(outcome: Outcome, spec: RunSpec, summary: dict[str, Any]) -> str:
         rate, most = (total / peak["devices"] for total in (speeds["mfu"] * peak["flops_per_s"], peak["flops_per_s"]))
         lines.append(f"{used}: {flops_text(rate)} a device of {flops_text(most)} ({peak['source']})")
     steps, shares = values_of(outcome.shares(Layout.of(spec)))
-    timed = np.isin(steps, outcome.series("step_time")["step"][-summary.get("timed", {}).get("n", 0) :])
+    trained, count = outcome.series("step_time")["step"], (summary.get("timed") or {}).get("n", 0)
+    timed = np.isin(steps, trained[len(trained) - count :])
     if timed.any():
         found = (percent_text(float(values[timed].mean())) for values in shares.values())
         parts = zip(found, ("bubble", "communication not hidden", "recomputation"), strict=True)

@@ -88,6 +88,15 @@ def test_train_prints_each_step_and_leaves_the_records_of_every_rank(written: Pa
         assert {"hello", "phase", "points", "spans", "memory", "summary"} <= set(kinds)
 
 
+def test_a_run_that_ends_before_its_timed_steps_says_nothing_of_them(tmp_path: Path) -> None:
+    """`mean of 6 timed steps`, it said of six warm-up steps."""
+    limits = {"steps": 1_000_000, "warmup_steps": 1000, "max_minutes": 1e-3, "global_batch": 4}
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"model": {"kind": "mlp", "layers": 1, "hidden": 8}, "train": limits}))
+    done = finished("train", str(path), "--out", str(tmp_path / "out"))
+    assert "Ended after " in done.stdout and "timed step" not in done.stdout
+
+
 def test_a_script_reads_the_end_of_a_run_from_stdout(written: Path, tmp_path: Path) -> None:
     done = finished("train", str(written), "--out", str(tmp_path / "out"), "--json")
     said = json.loads(done.stdout)

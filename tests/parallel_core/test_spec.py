@@ -159,7 +159,7 @@ def test_units_of_a_model() -> None:
         (
             {"train": {"steps": 1, "warmup_steps": 1}},
             "train.steps",
-            "steps=1 leaves none to time after 1 warm-up step; use steps=2 or more, or warmup_steps=0 or fewer.",
+            "steps=1 leaves none to time after 1 warm-up step; use steps=2 or more, or warmup_steps=0.",
         ),
         (
             {"train": {"corpus": "/etc/passwd"}},
