@@ -120,7 +120,8 @@ def test_a_save_says_how_long_it_took_without_what_was_left_of_the_step(
 
 
 def test_the_time_of_a_save_is_counted_in_no_step() -> None:
-    times, saver = StepTimes(0), SimpleNamespace(due=lambda done: False, after_step=lambda done, held_out: 5.0)
+    saver = SimpleNamespace(due=lambda done: False, after_step=lambda done, held_out, *, last: 5.0)
+    times = StepTimes(0)
     before = times._last
     save(cast(checkpoint.Saver, saver), cast(Reporter, None), times, EndOfStep(3, Reason.NONE, None), steps=9)
     assert times._last == before + 5.0
