@@ -212,6 +212,7 @@ def test_the_benchmark_of_the_analysis_says_what_it_measured() -> None:
     assert min(found[name] for name in ("accounts", "critical_path", "lateness")) > 0
 
 
+@pytest.mark.full
 def test_a_million_spans_add_up() -> None:
     n = 500_000
     spans = {}

@@ -184,11 +184,11 @@ def test_a_run_that_was_stopped_goes_on_as_one_that_drained_there(name: str, tmp
 @pytest.mark.parametrize(
     ("name", "parallel", "precision"),
     [
-        ("1f1b-naive", {}, "fp32"),
+        pytest.param("1f1b-naive", {}, "fp32", marks=pytest.mark.full),
         ("1f1b-stash", {}, "bf16"),
         ("1f1b-vertical", {"recompute": "full"}, "fp32"),
         ("1f1b-2bw", {}, "fp32"),
-        ("1f1b-stash", {"replicas": (2, 1)}, "fp32"),
+        pytest.param("1f1b-stash", {"replicas": (2, 1)}, "fp32", marks=pytest.mark.full),
         # the last micro-batch of one step and the first of the next belong to the same replica
         ("1f1b-stash", {"replicas": (1, 3)}, "fp32"),
     ],

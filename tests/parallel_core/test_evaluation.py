@@ -110,7 +110,7 @@ SPLITS: dict[str, dict[str, Any]] = {
 }
 
 
-ALWAYS = {"DualPipe-V", "ZeRO-3", "fully_shard", "three ways"}
+ALWAYS = {"ZeRO-3", "three ways"}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_it_is_the_loss_that_training_on_the_same_samples_would_have(model: dict
 @pytest.mark.parametrize(
     ("model", "parallel"),
     [
-        (MODEL | {"dropout": 0.2}, {"dp": 2, "micro_batches": 2}),
+        pytest.param(MODEL | {"dropout": 0.2}, {"dp": 2, "micro_batches": 2}, marks=pytest.mark.full),
         ({"kind": "resnet50", "width": 2}, {"dp": 2}),
         (MODEL | {"dropout": 0.2}, {"pp": 2, "micro_batches": 4, "schedule": "1f1b-stash"}),
     ],

@@ -27,7 +27,7 @@ from tests.parallel_core.generated_texts import MODELS, NEW, REQUEST, generated,
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_cached_text_is_that_of_the_whole_sequence(model: str, tp: int, trained: dict[str, Path]) -> None:
     drawn: GenerationRequest = {**REQUEST, "temperature": 1.0}
     requests: list[GenerationRequest] = [REQUEST, {**REQUEST, "cached": False}, drawn, {**drawn, "cached": False}]

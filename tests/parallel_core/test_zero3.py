@@ -125,7 +125,7 @@ def test_equals_one_process(cases: list[tuple[dict[str, Any], dict[str, Any]]]) 
             parity.assert_moved_alike(ours, want)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.full), "fp16"])
 def test_has_the_bits_of_plain_data_parallelism(precision: str) -> None:
     """Without clipping, since the norm is added in another order; a sum of two numbers has only one order. With several
     micro-batches the reference is ZeRO-2, which also reduces over replicas first.
