@@ -226,7 +226,7 @@ def _end(speed: Speedup) -> float:
 def _room(entries: Sequence[Entry]) -> float:
     """How far the axis goes beyond the furthest mark, as a factor, so that the text after it is not cut."""
     if any(entry.speed and entry.status for entry in entries):
-        return 1.7
+        return 1.85
     if not any(entry.speed and entry.disturbed for entry in entries):
         return 1.22
     return 1.65 if max(map(len, row_labels([entry.name for entry in entries]))) > MAX_TICK else 1.45
