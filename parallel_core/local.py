@@ -101,12 +101,7 @@ class LocalRunner:
         AmbiguousGpus, before a rank starts, and FileExistsError where `folder` holds the records of another run: they
         would be read as this one's.
         """
-        if resume is None and segments_by_rank(folder):
-            raise FileExistsError(
-                f"{folder} holds the records of a run already; name another folder, or read them by Outcome.read"
-            )
-        if spec.train.device == "cuda":
-            host.cuda_devices()  # every rank would fail in the same way
+        _refuse_before_a_rank(spec, folder, resume)
         self._attempt += 1
         command = self._command(spec, folder, devices, corpora, resume)
         if spool_bytes is not None:
@@ -201,6 +196,16 @@ class LocalRunner:
         elif event["event"] == "refused":
             outcome.message = event["message"]
         return event["event"] == "gone"
+
+
+def _refuse_before_a_rank(spec: RunSpec, folder: Path, resume: Path | None) -> None:
+    """Raises FileExistsError and AmbiguousGpus as `LocalRunner.run` says."""
+    if resume is None and segments_by_rank(folder):
+        raise FileExistsError(
+            f"{folder} holds the records of a run already; name another folder, or read them by Outcome.read"
+        )
+    if spec.train.device == "cuda":
+        host.cuda_devices()  # every rank would fail in the same way
 
 
 class Tail:
