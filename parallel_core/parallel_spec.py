@@ -1,4 +1,4 @@
-"""ParallelSpec: how a run is split over devices. Rules between its fields are in the modules `*_rules`."""
+"""ParallelSpec: how a run is split over devices. Rules between its fields are in `rules`."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The spec is plain data (pydantic, frozen, unknown keys refused). It contains no path, module, command, host or
 environment variable: a worker validates it again and can only train with it.
 
-Rules between fields are in the modules `*_rules`, in `outline` and in `faults`; `all_rules` lists them. Errors name the
-fields, the rule, and the nearest valid values; `field_errors` turns a pydantic error into `{dotted field: message}` for
+Rules between fields are in `rules`, `outline` and `faults`; `rules.checks` lists them. Errors name the fields, the
+rule, and the nearest valid values; `field_errors` turns a pydantic error into `{dotted field: message}` for
 forms and for the API (both are in `rules`).
 """
 
@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
 from parallel_core import limits, rules
-from parallel_core.all_rules import check_all
 from parallel_core.faults import KINDS as FAULTS
 from parallel_core.faults import AnyFault
 from parallel_core.field_names import likely
@@ -25,6 +24,7 @@ from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import BUILT_IN_CORPORA, FILE_CORPORA, KINDS, outline_of
 from parallel_core.parallel_spec import ParallelSpec
 from parallel_core.rules import rule_error
+from parallel_core.rules.checks import check_all
 from parallel_core.spec_part import NotNegative, SpecPart
 from parallel_core.truth_values import NumbersAreNumbers
 

@@ -30,7 +30,7 @@ class Devices(Periodic):
 
     def __init__(self, cpu_devices: int | None = None, gpu_shares: int = 1) -> None:
         """`gpu_shares`: the number of devices that each GPU counts as; they are numbered round the GPUs, as in
-        `launch_rank`."""
+        `launch.rank`."""
         super().__init__("devices", HEARTBEAT_S)
         nvml = open_nvml()
         self._places: Places = {}

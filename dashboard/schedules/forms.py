@@ -11,9 +11,9 @@ from dashboard.fields import Choice, Form, Number, WholeNumber
 from dashboard.runs.form.form_words import in_form_words
 from dashboard.schedules import searched
 from dashboard.schedules.words import EARLY_ONES, LABELS
-from parallel_core.pipeline_rules import check_pipeline
 from parallel_core.plan.orders.problem import OrderError
 from parallel_core.plan.orders.search import FoundOrder
+from parallel_core.rules.pipeline import check_pipeline
 from parallel_core.schedule import names
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import typed_stages

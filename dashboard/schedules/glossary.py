@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from dashboard.schedules.cards import CARDS, Card
 from parallel_core.outline.recompute import recompute_label
+from parallel_core.rules.stages import name
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import RunSpec
-from parallel_core.stage_rules import name
 
 
 class Word(NamedTuple):

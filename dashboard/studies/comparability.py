@@ -10,9 +10,9 @@ from parallel_core.analysis.quantities import listed_text
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.outline.recompute import recomputed
+from parallel_core.rules.train import OPTIMIZER_FIELDS
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec, TrainSpec
-from parallel_core.train_rules import OPTIMIZER_FIELDS
 
 FREE = frozenset(
     {

@@ -17,7 +17,7 @@ from parallel_core.bench import goals, limits, turns
 from parallel_core.bench.goals import Judged
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups
-from parallel_core.launch_rank import RankArgs
+from parallel_core.launch.rank import RankArgs
 from parallel_core.observe.progress import Progress
 from parallel_core.profile.measure import measure_for
 from parallel_core.profile.table import CostTable

@@ -11,7 +11,7 @@ from parallel_core.bench import duel, goals, turns
 from parallel_core.bench.goals import Judged
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups
-from parallel_core.launch_rank import RankArgs
+from parallel_core.launch.rank import RankArgs
 from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
 

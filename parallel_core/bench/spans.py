@@ -18,7 +18,7 @@ from parallel_core.analysis.step_waits import reduced
 from parallel_core.bench import goals, turns
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups, groups_of
-from parallel_core.launch_rank import RankArgs
+from parallel_core.launch.rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COMPUTE, LANE_P2P, SpanRecorder

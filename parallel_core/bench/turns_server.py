@@ -12,8 +12,8 @@ import torch.distributed as dist
 from parallel_core.bench import duel, recompute, spans, whatif
 from parallel_core.bench.turns import Contestant, take_turns
 from parallel_core.engine.distributed import Groups, connect, disconnect
-from parallel_core.launch_rank import RankArgs
-from parallel_core.launch_server import main
+from parallel_core.launch.rank import RankArgs
+from parallel_core.launch.server import main
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.record_files import FileSink

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from parallel_core.bench import goals, turns
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups, groups_of
-from parallel_core.launch_rank import RankArgs
+from parallel_core.launch.rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import SPAN

@@ -42,7 +42,7 @@ def enlarged(images: np.ndarray, weights: np.ndarray) -> np.ndarray:
 class Images:
     """The digits as images of `side` x `side` pixels, grey in all `channels`; digit d is of class d modulo `classes`.
 
-    Runs train on them with one channel and at least ten classes (`train_rules.check_corpus`); a profile, to which
+    Runs train on them with one channel and at least ten classes (`rules.train.check_corpus`); a profile, to which
     values do not matter, reads any number of both.
     """
 

@@ -167,7 +167,7 @@ def pairs(rank: int, layout: Layout, kind: Kind, generates: bool = False) -> lis
     """(sender, receiver), ascending, of the messages of `kind` that `rank` sends or receives, from stage to stage;
     where it `generates`, those that hand tokens back, too.
 
-    Only these: for each pair NCCL opens a communicator (`communicator_rules`).
+    Only these: for each pair NCCL opens a communicator (`rules.communicators`).
     """
     here, found = layout.coords(rank).place, set[tuple[int, int]]()
     for sends, receives in layout.ways.get(kind, ()):

@@ -3,7 +3,7 @@
 Only forwards run, without dropout and with the running statistics of batch norms, on the stages as they stand after the
 step: nothing that training depends on changes. The samples are taken in rounds of at most a global batch, so no rank
 receives more at once than in a step. It happens between steps, and its time is that of none; of a pipeline that never
-flushes only where it is empty anyway (`train_rules.check_evaluations`).
+flushes only where it is empty anyway (`rules.train.check_evaluations`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 On a GPU a receive posted ahead is a kernel that waits for its sender, and a library may load one of its kernels at
 first launch, which waits until the device is idle (docs.nvidia.com, CUDA Programming Guide, "Lazy Loading", potential
 hazards; meta-pytorch/torchcomms pull 2334). In the first step of a pipeline the two together can deadlock.
-`launch_gpu` makes CUDA load kernels eagerly; libraries that load their own kernels are covered here.
+`launch.gpu` makes CUDA load kernels eagerly; libraries that load their own kernels are covered here.
 """
 
 from __future__ import annotations

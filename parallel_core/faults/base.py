@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from parallel_core.rules import MAX_VALUES_NAMED, Proposal, Refusal, nearest, refusal
-from parallel_core.stage_rules import ranks_text
+from parallel_core.rules.stages import ranks_text
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec

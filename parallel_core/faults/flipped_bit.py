@@ -9,7 +9,7 @@ from pydantic import Field
 from parallel_core import limits
 from parallel_core.faults.base import Fault, Rank
 from parallel_core.rules import Proposal, divisors
-from parallel_core.stage_rules import name
+from parallel_core.rules.stages import name
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec

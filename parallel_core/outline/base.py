@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from parallel_core.rules import Proposal, refusal
-from parallel_core.stage_rules import name
+from parallel_core.rules.stages import name
 
 if TYPE_CHECKING:
     from parallel_core.model_spec import ModelSpec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from parallel_core.outline.base import NO_WIDTHS, WITHOUT_GROUP, Outline, UnitCost
 from parallel_core.outline.gpt_costs import GptCosts
 from parallel_core.rules import MAX_VALUES_NAMED, Proposal, divisors, few, nearest, refusal, rule_error
-from parallel_core.stage_rules import WIDTHS, each, name
+from parallel_core.rules.stages import WIDTHS, each, name
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec

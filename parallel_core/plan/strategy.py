@@ -14,13 +14,13 @@ from parallel_core.outline.recompute import recompute_label, recomputed
 from parallel_core.plan.in_flight import alike, shortened
 from parallel_core.plan.partition import flop_weights
 from parallel_core.plan.split_bubbles import IDLE
+from parallel_core.rules.stages import name
 from parallel_core.schedule import plain
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.idle import idle_times
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec
-from parallel_core.stage_rules import name
 
 Family = Literal["single", "dp", "tp", "pp", "combined"]
 

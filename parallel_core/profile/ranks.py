@@ -14,7 +14,7 @@ from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device, open_device, use_deterministic_algorithms
 from parallel_core.engine.distributed import connect, joined
 from parallel_core.engine.near_groups import own_group
-from parallel_core.launch_rank import RankArgs
+from parallel_core.launch.rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import NO_STEPS, Progress
 from parallel_core.observe.record_files import FileSink

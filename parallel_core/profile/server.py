@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallel_core.launch_server import main
+from parallel_core.launch.server import main
 from parallel_core.profile.ranks import be_rank
 
 if __name__ == "__main__":

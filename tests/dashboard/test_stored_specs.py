@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from dashboard.runs.models import Run
 from dashboard.runs.page.tabs import TABS
 from dashboard.studies.models import Study
-from parallel_core.all_rules import CHECKS
 from parallel_core.rules import rule_error
+from parallel_core.rules.checks import CHECKS
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.streamed_body import received
@@ -33,7 +33,7 @@ def old(alice: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
     study = Study.objects.create(name="Before", owner=alice, kind="matrix")
     factory.finished(alice, {}, study=study)
     run = factory.finished(alice, {"pp": 2, "schedule": "1f1b", "micro_batches": 4}, study=study)
-    monkeypatch.setattr("parallel_core.all_rules.CHECKS", (*CHECKS, refuse))
+    monkeypatch.setattr("parallel_core.rules.checks.CHECKS", (*CHECKS, refuse))
     with pytest.raises(ValidationError, match="came later"):
         RunSpec.model_validate(run.spec)
     return run

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from parallel_core.engine import storage
 from parallel_core.engine.executor import BaseExecutor
-from parallel_core.launch_rank import RankArgs, engine
-from parallel_core.launch_server import main
+from parallel_core.launch.rank import RankArgs, engine
+from parallel_core.launch.server import main
 from parallel_core.local import LocalRunner
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.record_files import FileSink

@@ -22,7 +22,7 @@ from parallel_core.engine.optimizer import FlatOptimizer
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.launch import GenerationRequest, StartCommand
-from parallel_core.launch_rank import RankArgs
+from parallel_core.launch.rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.record_files import FileSink, events_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from parallel_core.launch_server import main
+from parallel_core.launch.server import main
 from parallel_core.profile import ranks
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from parallel_core import processes
-from parallel_core.launch_rank import RankArgs, engine
-from parallel_core.launch_server import serve
+from parallel_core.launch.rank import RankArgs, engine
+from parallel_core.launch.server import serve
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.record_files import FileSink
 

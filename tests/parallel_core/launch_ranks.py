@@ -17,8 +17,8 @@ from pathlib import Path
 from parallel_core import processes
 from parallel_core.engine.stop import Stopped, StopRequest
 from parallel_core.launch import STOP_GRACE_S
-from parallel_core.launch_rank import RankArgs
-from parallel_core.launch_server import serve
+from parallel_core.launch.rank import RankArgs
+from parallel_core.launch.server import serve
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress, read
 from parallel_core.observe.record_files import FileSink

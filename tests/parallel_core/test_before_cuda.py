@@ -16,11 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_core import launch, launch_rank, local
+from parallel_core import launch, local
 from parallel_core.engine import device
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.run import lstm_must_reread_weights
+from parallel_core.launch import rank as launch_rank
 from parallel_core.local import LocalRunner
 from parallel_core.observe.record_files import FileSink
 from parallel_core.observe.recorder import SpanRecorder
@@ -35,10 +36,11 @@ import torch
 asked = []
 for name in ("is_available", "device_count", "get_device_properties", "current_device", "_lazy_init"):
     setattr(torch.cuda, name, lambda *_, name=name, **__: asked.append(name))
-from parallel_core import launch_rank, launch_server, processes
-launch_server.prewarm()
-launch_server.prewarm_compiler()
-launch_rank.engine()
+from parallel_core import processes
+from parallel_core.launch import rank, server
+server.prewarm()
+server.prewarm_compiler()
+rank.engine()
 print(asked, torch.cuda.is_initialized(), processes.threads())
 """
 

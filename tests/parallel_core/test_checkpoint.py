@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallel_core import launch_rank
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import parts
@@ -32,6 +31,7 @@ from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.trainer import Trainer
+from parallel_core.launch import rank as launch_rank
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.spec import RunSpec

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parallel_core.pipeline_rules import fewest_micro_batches
 from parallel_core.plan.cluster import accuracy, memory, rules, search, verdict
 from parallel_core.plan.cluster.hardware import GIB, clusters
 from parallel_core.plan.cluster.job import Job, Software
@@ -16,6 +15,7 @@ from parallel_core.plan.cluster.plans import STATES, Plan, Plans, changed
 from parallel_core.plan.cluster.questions import what_fits
 from parallel_core.plan.cluster.rules import Reason
 from parallel_core.plan.in_flight import copies, in_flight
+from parallel_core.rules.pipeline import fewest_micro_batches
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import ParallelSpec, RunSpec
@@ -157,7 +157,7 @@ def test_a_pipeline_without_flushes_keeps_as_much_whatever_a_step_has() -> None:
 
 
 def test_two_weight_versions_need_p_less_one_micro_batches() -> None:
-    """As in the engine (`pipeline_rules`)."""
+    """As in the engine (`rules.pipeline`)."""
     few, enough = (
         verdict.judge(Job(GPT3.model, 16 * m), clusters()["selene"], changed(ALONE, schedule="1f1b-2bw"), False)
         for m in (6, 7)

@@ -26,7 +26,7 @@ from parallel_core.launch import (
     describe_exit,
     environment,
 )
-from parallel_core.launch_server import FAIL_GRACE_S
+from parallel_core.launch.server import FAIL_GRACE_S
 from parallel_core.observe import progress
 from tests.parallel_core.launch_ranks import DIE_AFTER_FORK, FORK_ONCE, FORKED
 from tests.parallel_core.launch_yard import COMMAND, LIMIT_S, Yard, eventually, order, where_waiting

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from hypothesis import given
 from pydantic import ValidationError
 
-from parallel_core.communicator_rules import communicators
 from parallel_core.engine import host_memory
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect, joined, pairs, warm_up
 from parallel_core.engine.stop import Stopped
 from parallel_core.launch import EXIT_FAULT
 from parallel_core.layout import Layout
+from parallel_core.rules.communicators import communicators
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import SENDS, Kind
 from parallel_core.schedule.stream import Windows
@@ -122,7 +122,7 @@ def test_communicators_are_those_of_its_groups_and_pairs(spec: RunSpec) -> None:
 
 @pytest.mark.parametrize("pp", [12, 24])
 def test_a_rank_of_a_long_pipeline_has_few_communicators(pp: int) -> None:
-    """A stream each: PyTorch has 32 (`communicator_rules`)."""
+    """A stream each: PyTorch has 32 (`rules.communicators`)."""
     known: dict[ScheduleName, int] = {"1f1b": 4, "interleaved": 4, "zb-v": 8}
     for schedule, most in known.items():
         split = ParallelSpec(pp=pp, schedule=schedule, micro_batches=2 * pp, chunks=None if schedule == "1f1b" else 2)

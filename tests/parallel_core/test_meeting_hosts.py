@@ -15,7 +15,7 @@ from parallel_core.engine import meeting
 from parallel_core.engine.distributed import Rendezvous, awaited
 from parallel_core.engine.meeting import meet
 from parallel_core.engine.near_groups import TIMEOUT
-from parallel_core.launch_rank import _peer_lost
+from parallel_core.launch.rank import _peer_lost
 
 
 @pytest.fixture(autouse=True)

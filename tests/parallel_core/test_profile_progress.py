@@ -14,7 +14,7 @@ import pytest
 from parallel_core.cli import main
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.launch import StartCommand
-from parallel_core.launch_rank import RankArgs
+from parallel_core.launch.rank import RankArgs
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.record_files import FileSink
 from parallel_core.profile import measure as measuring

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parallel_core.launch_rank import RankArgs
+from parallel_core.launch.rank import RankArgs
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.record_files import FileSink
 from parallel_core.profile import measure, ranks

@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from parallel_core import combinations
-from parallel_core.all_rules import broken
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
+from parallel_core.rules.checks import broken
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import RunSpec
 from tests.parallel_core.proposals import KINDS_OF_SPLIT, SAID, Raw, proposals, taken

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from parallel_core.plan.strategy import family, ideal_speedup, label
 from parallel_core.plan.traffic import comm_volumes
-from parallel_core.replica_rules import advice
+from parallel_core.rules.replicas import advice
 from parallel_core.spec import RunSpec, field_errors
 
 

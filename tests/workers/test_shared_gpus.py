@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from parallel_core import launch_gpu, launch_rank
 from parallel_core.cli import main
 from parallel_core.exits import Exit
+from parallel_core.launch import gpu as launch_gpu
+from parallel_core.launch import rank as launch_rank
 from parallel_core.local import LocalRunner
 from parallel_core.observe import gpus as observed
 from parallel_core.observe import host

@@ -25,7 +25,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import RankMemory
-from parallel_core.replica_rules import advice
+from parallel_core.rules.replicas import advice
 from parallel_core.spec import RunSpec
 
 SHOWN_STAGES = 16

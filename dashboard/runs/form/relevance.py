@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from dashboard.runs.form import break_it
 from parallel_core.llama_models import LLAMA
 from parallel_core.outline import KINDS
+from parallel_core.rules.train import OPTIMIZER_FIELDS
 from parallel_core.schedule.traits import round_robins, takes_early_gradients
-from parallel_core.train_rules import OPTIMIZER_FIELDS
 
 
 class Condition(NamedTuple):

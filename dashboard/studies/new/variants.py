@@ -22,9 +22,9 @@ from dashboard.studies.new.written import Again, OwnSchedule, StageSplit
 from parallel_core import limits
 from parallel_core.analysis.quantities import short_text
 from parallel_core.plan import strategy as naming
+from parallel_core.rules.stages import name as name_of
 from parallel_core.schedule.traits import TRAITS, flushes
 from parallel_core.spec import RunSpec, TrainSpec, field_errors
-from parallel_core.stage_rules import name as name_of
 from workers.contract import ResumeFrom
 
 MAX_RUNS = 200

@@ -15,11 +15,11 @@ from typing import Any
 from parallel_core import limits
 from parallel_core.analysis.quantities import count_text
 from parallel_core.outline.recompute import label_of
+from parallel_core.rules.stages import name as name_of
 from parallel_core.schedule import custom
 from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.ir import Schedule
 from parallel_core.schedule.table import TableError
-from parallel_core.stage_rules import name as name_of
 
 MAX_OWN_NAME = 40
 """Longest name of an own schedule, in characters: it is part of the names of its runs."""

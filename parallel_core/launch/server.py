@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from parallel_core import launch, processes
 from parallel_core.atomic_file import NO_SPACE
 from parallel_core.launch import StartCommand, Store
-from parallel_core.launch_attempt import Attempt
-from parallel_core.launch_children import blame, next_ended
-from parallel_core.launch_rank import RankArgs, RunRank, be_rank, engine, is_awaited, tell_waiting
+from parallel_core.launch.attempt import Attempt
+from parallel_core.launch.children import blame, next_ended
+from parallel_core.launch.rank import RankArgs, RunRank, be_rank, engine, is_awaited, tell_waiting
 from parallel_core.observe.host import listen_at
 from parallel_core.version import version
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from pydantic_core import PydanticCustomError
 
 from parallel_core.rules import Proposal, divisors, refusal
+from parallel_core.rules.stages import REPLICAS, WIDTHS, EachStage, each, in_place_of, name
+from parallel_core.rules.tensor import check_tensor
 from parallel_core.schedule import places
 from parallel_core.schedule.ways import ways
-from parallel_core.stage_rules import REPLICAS, WIDTHS, EachStage, each, in_place_of, name
-from parallel_core.tensor_rules import check_tensor
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec, RunSpec

@@ -10,17 +10,17 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
 from parallel_core.analysis.quantities import listed_text
-from parallel_core.communicator_rules import check_communicators
 from parallel_core.faults import changed, check_faults
 from parallel_core.outline import Outline, outline_of
 from parallel_core.outline.recompute import RECOMPUTE_CHECKS
-from parallel_core.pipeline_rules import SPLIT_CHECKS, check_stages
-from parallel_core.replica_rules import check_batch, check_replicas
 from parallel_core.rules import Change, Proposal, Refusal, refusal
-from parallel_core.stream_rules import check_stream
-from parallel_core.tensor_rules import check_sequence, check_split, check_tensor
-from parallel_core.trace_rules import check_profile
-from parallel_core.train_rules import (
+from parallel_core.rules.communicators import check_communicators
+from parallel_core.rules.pipeline import SPLIT_CHECKS, check_stages
+from parallel_core.rules.replicas import check_batch, check_replicas
+from parallel_core.rules.stream import check_stream
+from parallel_core.rules.tensor import check_sequence, check_split, check_tensor
+from parallel_core.rules.trace import check_profile
+from parallel_core.rules.train import (
     check_corpus,
     check_dropout,
     check_evaluations,
@@ -29,8 +29,8 @@ from parallel_core.train_rules import (
     check_steps,
     check_weights,
 )
-from parallel_core.width_rules import check_widths
-from parallel_core.zero_rules import check_zero
+from parallel_core.rules.widths import check_widths
+from parallel_core.rules.zero import check_zero
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec, RunSpec

@@ -1,4 +1,4 @@
-"""Starts all training processes: a client of the fork server, and `python -m parallel_core.launch serve`.
+"""Starts all training processes: the client of the fork server (`launch.server`), which is a process of its own.
 
     server = ForkServer(on_event)                  # starts it; the import of torch continues in the background
     server.start(command)                          # ranks of one attempt on this host; several attempts at once
@@ -250,7 +250,7 @@ class ForkServer:
 def environment() -> dict[str, str]:
     """The environment of the server and the ranks: without addresses, passwords and tokens of this installation."""
     kept = {k: v for k, v in os.environ.items() if k in _ENV or k == _OWN or k.startswith(_ENV_PREFIXES)}
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     search = os.pathsep.join(dict.fromkeys(paths))
@@ -271,21 +271,3 @@ def describe_exit(code: int) -> str:
         return f"signal {-code} ({signal.Signals(-code).name})"
     except ValueError:
         return f"signal {-code}"
-
-
-def main(arguments: Sequence[str]) -> int:
-    """`serve --parent <pid>`: runs as the fork server of that process; returns the exit code."""
-    from parallel_core import processes
-
-    if len(arguments) != 3 or arguments[:2] != ["serve", "--parent"] or not arguments[2].isdigit():
-        print("usage: python -m parallel_core.launch serve --parent <pid>", file=sys.stderr)  # noqa: T201
-        return 2
-    processes.die_with(int(arguments[2]))
-    from parallel_core.launch_server import serve
-
-    serve(parent=int(arguments[2]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

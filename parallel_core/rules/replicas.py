@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.outline import outline_of
-from parallel_core.pipeline_rules import fewest_micro_batches
 from parallel_core.rules import MAX_VALUES_NAMED, Proposal, divisors, few, nearest, refusal, rule_error
+from parallel_core.rules.pipeline import fewest_micro_batches
+from parallel_core.rules.stages import REPLICAS, check_each_stage, in_place_of, name
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import TRAITS, round_robins
-from parallel_core.stage_rules import REPLICAS, check_each_stage, in_place_of, name
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec, RunSpec

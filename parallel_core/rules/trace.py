@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.rules import Proposal, few, refusal
-from parallel_core.stage_rules import ranks_text
+from parallel_core.rules.stages import ranks_text
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec

@@ -1,6 +1,6 @@
 """Rules about what can be combined with a schedule that never flushes, and about clipping. Errors name valid values.
 
-Rules about the pipeline of such a schedule itself are in `pipeline_rules`.
+Rules about the pipeline of such a schedule itself are in `rules.pipeline`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.rules import Proposal, nearest, refusal
+from parallel_core.rules.stages import WIDTHS, check_each_stage, each, in_place_of, name
 from parallel_core.schedule import places
-from parallel_core.stage_rules import WIDTHS, check_each_stage, each, in_place_of, name
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec

@@ -30,7 +30,7 @@ from parallel_core.launch import (
     Store,
     describe_exit,
 )
-from parallel_core.launch_gpu import take_gpu
+from parallel_core.launch.gpu import take_gpu
 from parallel_core.observe import host, progress
 from parallel_core.observe.cores import core_of
 from parallel_core.observe.record_files import FileSink, log_path
