@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.observed_page import PHONE, RUN_MS, Troubles, endless, mark, same_page
 from tests.yard_process import YardProcess, wait_for
@@ -125,6 +125,18 @@ def test_a_run_is_swept_over_two_fields_from_its_page(page: Page, stocked: dict[
     every.fill("5")
     every.press("Tab")
     expect(samples).to_be_visible()
+
+
+def test_what_was_chosen_before_the_scripts_had_come_counts(page: Page) -> None:
+    """On a slow connection the form can be read and filled before anything listens to it."""
+    held: list[Route] = []
+    page.route(re.compile(r"/htmx[^/]*\.js"), lambda route: held.append(route))  # Playwright sets an attribute on it
+    page.goto("/studies/new/?kind=sweep", wait_until="commit")
+    page.get_by_label("Crossed with").select_option("train.seed")
+    expect(page.get_by_label("Its values")).to_have_value("")
+    for route in held:
+        route.continue_()
+    expect(page.get_by_label("Its values")).to_have_value("1, 2, 4, 8")
 
 
 @pytest.mark.full

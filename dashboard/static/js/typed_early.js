@@ -1,0 +1,11 @@
+// Asks anew for the parts of a page that depend on a form in which something was typed before htmx was listening, as on
+// a slow connection, or which the browser has filled again, as after a reload.
+// Without this file those parts are about the values as sent until the next change.
+
+import { changed } from "./changed.js";
+
+addEventListener("load", () => {
+  for (const form of document.querySelectorAll("form[hx-trigger]"))
+    if ([...form.querySelectorAll("input[name], select[name], textarea[name]")].some(changed))
+      form.dispatchEvent(new Event("change", { bubbles: true }));
+});
