@@ -14,8 +14,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from parallel_core.data.held_out import HeldOutBatches
+from parallel_core.engine.exchange import Exchange
 from parallel_core.engine.executor import BaseExecutor, Prepared, total_loss
-from parallel_core.engine.interference import Interference
 from parallel_core.engine.p2p import Traffic
 from parallel_core.engine.stage import Batch, Stage
 from parallel_core.engine.trainer import Trainer
@@ -41,7 +41,7 @@ class BrokenOff(Exception):
 class Evaluation:
     """Evaluates the held-out loss: every rank calls `after_step` after the same steps."""
 
-    def __init__(self, trainer: Trainer, exchange: Interference) -> None:
+    def __init__(self, trainer: Trainer, exchange: Exchange) -> None:
         spec = trainer.spec
         self._trainer, self._exchange = trainer, exchange
         self._batches = HeldOutBatches(spec, trainer.reader.sampler.dataset)
@@ -64,7 +64,7 @@ class Evaluation:
 
     def _evaluated(self, step: int, *, to_its_end: bool) -> Evaluated:
         self._trainer.device.synchronise()
-        self._exchange.total(0.0)  # what other ranks have yet to do of the step is no cost of the evaluation
+        self._exchange.meet()  # what other ranks have yet to do of the step is no cost of the evaluation
         began = time.perf_counter()
         loss = 0.0
         for number in range(self._batches.rounds):

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from parallel_core.analysis.generated import PER_TOKEN, Generated
 from parallel_core.engine.device import disable_cudnn_attention, open_device
 from parallel_core.engine.distributed import Rendezvous, awaited, connect, joined, wait_for_all
+from parallel_core.engine.exchange import Exchange
 from parallel_core.engine.generator import Generator
 from parallel_core.engine.inputs import generates_from, require_expected, require_same_weights
 from parallel_core.engine.interference import Interference
@@ -89,7 +90,7 @@ def run_rank(
         device.forget_memory_peak()  # what connecting took for a moment: first messages of every size
         report = Reporter(spec, rank, sink, device)
         report.hello(generator.flat, generator.units, Layout.of(spec), read)
-        interference = Interference(device, groups.world, spec.parallel.world, rendezvous.node or 0)
+        interference = Interference(device, Exchange(device, groups.world, spec.parallel.world), rendezvous.node or 0)
         interference.start()
         found = generator.generate(request, _RecordEmitter(sink, progress, request["new"]))
         others, processes = interference.own_share(), interference.own_processes()

@@ -8,10 +8,8 @@ from __future__ import annotations
 import os
 from math import isnan, nan
 
-import torch
-
-from parallel_core.engine.collectives import Group, all_gather
 from parallel_core.engine.device import Device
+from parallel_core.engine.exchange import Exchange
 from parallel_core.observe.cores import cores
 from parallel_core.observe.gpu_processes import others_in
 from parallel_core.observe.host import CpuOthers
@@ -22,10 +20,9 @@ class Interference:
     these are collectives. Ranks that do not wait for each other after them call `own_share` and `own_processes`
     instead."""
 
-    def __init__(self, device: Device, group: Group, world: int, node: int = 0) -> None:
-        """`world` = size of `group`; `node` = number of this rank's host, as cores of different hosts have the same
-        numbers."""
-        self._device, self._group, self._world, self._node = device, group, world, node
+    def __init__(self, device: Device, exchange: Exchange, node: int = 0) -> None:
+        """`node` = number of this rank's host, as cores of different hosts have the same numbers."""
+        self._device, self._exchange, self._node = device, exchange, node
         self._others: CpuOthers | None = None
         self._together = 1.0
         self._ours: frozenset[int] = frozenset()
@@ -35,7 +32,7 @@ class Interference:
         """Begins to measure. A collective: every rank calls it, before its first timed step."""
         listed = self._device.processes()  # before the ranks meet, as it takes time
         core, device, node = self._device.core(), self._device.number(), float(self._node)
-        every = self._exchange([float(os.getpid()), node, _coded(core), _coded(device)])
+        every = self._exchange.rows([float(os.getpid()), node, _coded(core), _coded(device)])
         pids = [int(pid) for pid, at, theirs, _ in every if (at, theirs) == (node, _coded(core))]
         self._ours = frozenset(int(pid) for pid, at, *_ in every if at == node)
         self._before = others_in(listed, self._ours)
@@ -47,7 +44,7 @@ class Interference:
         """The share, 0 .. 1, of the device that others used most, whose rank delays all ranks. None if unknown (a rank
         with a GPU of its own, or not bound to one core)."""
         mine = self.own_share()
-        shares = [share for (share,) in self._exchange([nan if mine is None else mine])]
+        shares = [share for (share,) in self._exchange.rows([nan if mine is None else mine])]
         return None if any(map(isnan, shares)) else max(shares)
 
     def own_share(self) -> float | None:
@@ -60,14 +57,14 @@ class Interference:
     def of_devices(self, mine: float) -> tuple[float, int]:
         """(sum over the run's devices, their number), from each rank's measurement of its own device, after `start`;
         ranks that share a device count as one, with their mean. A collective."""
-        total, devices = self.totals([mine / self._together, 1 / self._together])
+        total, devices = self._exchange.totals([mine / self._together, 1 / self._together])
         return total, round(devices)
 
     def processes(self) -> int | None:
         """The most processes other than the ranks of this run that were on one of its GPUs, before or after the timed
         steps. None if none was found, and it is not known of all (never on a CPU, whose `share` is measured)."""
         mine = self.own_processes()
-        found = [count for (count,) in self._exchange([nan if mine is None else mine])]
+        found = [count for (count,) in self._exchange.rows([nan if mine is None else mine])]
         most = max((count for count in found if not isnan(count)), default=0)
         return None if not most and any(map(isnan, found)) else int(most)
 
@@ -76,24 +73,6 @@ class Interference:
         after = others_in(self._device.processes(), self._ours)
         known = [count for count in (self._before, after) if count is not None]
         return max(known) if len(known) == 2 or any(known) else None
-
-    def total(self, mine: float) -> float:
-        """The sum of the numbers of all ranks (a collective)."""
-        return self.totals([mine])[0]
-
-    def totals(self, mine: list[float]) -> list[float]:
-        """The element-wise sums of the numbers of all ranks (a collective)."""
-        return [sum(column) for column in zip(*self._exchange(mine), strict=True)]
-
-    def _exchange(self, mine: list[float]) -> list[list[float]]:
-        """The numbers of all ranks, in rank order."""
-        if self._group is None:
-            return [mine]
-        given = torch.tensor(mine, dtype=torch.float64, device=self._device.torch)
-        out = torch.empty(self._world * len(mine), dtype=torch.float64, device=self._device.torch)
-        all_gather(out, given, self._group).wait()
-        rows: list[list[float]] = out.view(self._world, -1).tolist()
-        return rows
 
 
 def _coded(number: int | None) -> float:

@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 
 from parallel_core.engine.device import Device
-from parallel_core.engine.interference import Interference
+from parallel_core.engine.exchange import Exchange
 from parallel_core.observe.reference import Reference
 from parallel_core.spec import RunSpec
 
@@ -32,16 +32,15 @@ class ProbeReading(NamedTuple):
 
 
 class ReferenceProbe:
-    """The reference work of one rank. Every rank of the world calls `after_step` after each timed
-    step.
+    """The reference work of one rank. Every rank of the world calls `after_step` after each timed step.
 
     All ranks do the work at once, so that the devices are as busy as in a step; at times one does it alone; then all
     continue together. It is not done on CUDA, nor in a pipeline that does not flush, which is never between two steps.
     """
 
-    def __init__(self, spec: RunSpec, device: Device, interference: Interference, rank: int = 0) -> None:
+    def __init__(self, spec: RunSpec, device: Device, exchange: Exchange, rank: int = 0) -> None:
         self._on = spec.trace.reference and device.kind == "cpu" and spec.parallel.flushes
-        self._interference, self._rank, self._world = interference, rank, spec.parallel.world
+        self._exchange, self._rank, self._world = exchange, rank, spec.parallel.world
         self._reference: Reference | None = None
         self._count, self._due, self._times = 0, 1, 0
         self._steps = self._spent = 0.0
@@ -65,7 +64,7 @@ class ReferenceProbe:
         self._times += 1
         if self._world == 1 or beyond:
             return None
-        self._interference.total(0.0)
+        self._exchange.meet()
         return self._work() if turn % self._world == self._rank else None
 
     def _work(self) -> float:
@@ -75,6 +74,6 @@ class ReferenceProbe:
 
     def _agree(self, spent: float) -> None:
         """Sets after which step the work is next due; the same on all ranks, as it follows from their sums."""
-        spent, steps = self._interference.totals([spent, self._steps])
+        spent, steps = self._exchange.totals([spent, self._steps])
         affordable = math.ceil(spent * self._count / (BUDGET * steps)) if steps > 0 else 0
         self._due = max(self._count + 1, affordable)

@@ -15,6 +15,7 @@ from parallel_core.engine import checkpoint
 from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.device import Device, disable_cudnn, open_device, use_deterministic_algorithms
 from parallel_core.engine.distributed import Groups, Rendezvous, awaited, connect, joined
+from parallel_core.engine.exchange import Exchange
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.inputs import (
     reads,
@@ -78,9 +79,10 @@ def run_rank(
         if first == spec.train.steps:
             _end(trainer, report, saver)
             return
-        interference = Interference(device, groups.world, trainer.layout.world, rendezvous.node or 0)
+        exchange = Exchange(device, groups.world, trainer.layout.world)
+        interference = Interference(device, exchange, rendezvous.node or 0)
         prints = Fingerprints(trainer, groups.fingerprints, first)
-        TrainingLoop(trainer, report, interference, first, saver, prints).run()
+        TrainingLoop(trainer, report, interference, exchange, first, saver, prints).run()
 
 
 def _device(spec: RunSpec, sharing: int) -> Device:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from parallel_core.engine.checkpoint import Saver
 from parallel_core.engine.end_of_step import EndOfStep, save
 from parallel_core.engine.evaluation import BrokenOff, Evaluation
+from parallel_core.engine.exchange import Exchange
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.norm import Totals
@@ -37,6 +38,7 @@ class TrainingLoop:
         trainer: Trainer,
         report: Reporter,
         interference: Interference,
+        exchange: Exchange,
         first: int,
         saver: Saver | None,
         prints: Fingerprints,
@@ -44,12 +46,12 @@ class TrainingLoop:
         """`saver` None: nothing is saved."""
         spec = trainer.spec
         self._spec, self._trainer, self._report, self._interference = spec, trainer, report, interference
-        self._first, self._saver, self._prints = first, saver, prints
+        self._exchange, self._first, self._saver, self._prints = exchange, first, saver, prints
         self._timed_from = first_timed(spec, first)
         self._metered, self._followed = metered_step(spec, first), followed_steps(spec, first)
         self._times = StepTimes(self._timed_from - first)
-        self._evaluation = Evaluation(trainer, interference) if spec.train.eval_every else None
-        self._probe = ReferenceProbe(spec, trainer.device, interference, trainer.rank)
+        self._evaluation = Evaluation(trainer, exchange) if spec.train.eval_every else None
+        self._probe = ReferenceProbe(spec, trainer.device, exchange, trainer.rank)
 
     def run(self) -> None:
         """Trains, and ends the run. Raises as `run.run_rank`."""
@@ -106,7 +108,7 @@ class TrainingLoop:
         request, which a rank may have read too late.
         """
         if self._spec.parallel.flushes and step in self._spec.trace.profile_steps:
-            self._interference.total(0.0)
+            self._exchange.meet()
 
     def _reported(self, done: TrainedStep) -> Reason:
         """Reports spans and points of a step as they are due; returns why all ranks stop after it, if they do."""

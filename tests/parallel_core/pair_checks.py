@@ -20,7 +20,7 @@ from parallel_core.combinations import Combination
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.evaluation import Evaluation
-from parallel_core.engine.interference import Interference
+from parallel_core.engine.exchange import Exchange
 from parallel_core.engine.llama import export_weights, import_weights
 from parallel_core.engine.trainer import Trainer
 from parallel_core.faults.base import Fault
@@ -116,7 +116,7 @@ def _alone(text: str, weights: Path | None) -> _Alone:
         for step in range(STEPS + 1):
             losses.append(trainer.step(step).loss)
             if step + 1 == STEPS and trainer.spec.train.held_out:
-                exchange = Interference(trainer.device, None, 1)
+                exchange = Exchange(trainer.device, None, 1)
                 found = Evaluation(trainer, exchange).after_step(trainer.spec.train.steps - 1, drained=True)
                 held_out = found.loss if found else None
         return _Alone(losses, held_out)

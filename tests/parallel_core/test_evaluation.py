@@ -21,7 +21,7 @@ from parallel_core.engine import trainer
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
 from parallel_core.engine.evaluation import BrokenOff, Evaluation
-from parallel_core.engine.interference import Interference
+from parallel_core.engine.exchange import Exchange
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.learning_rate import rate_at
@@ -197,7 +197,7 @@ def test_a_checkpoint_has_the_held_out_loss_of_its_step(tmp_path: Path) -> None:
 def test_what_fails_after_an_evaluation_is_not_said_to_have_failed_in_it(tmp_path: Path) -> None:
     """Such as a save."""
     made = Trainer(spec_of(), 0, Groups(), open_device("cpu"), Progress(tmp_path, 0))
-    assert Evaluation(made, Interference(made.device, None, 1)).after_step(1, drained=True) is not None
+    assert Evaluation(made, Exchange(made.device, None, 1)).after_step(1, drained=True) is not None
     assert place(tmp_path, 0) == " at step 1 in work after an evaluation"
 
 
@@ -273,7 +273,7 @@ def test_statistics_of_batch_norms_stay_as_they_are(tmp_path: Path) -> None:
     def use(trainer: Trainer) -> tuple[float, bool]:
         trainer.step(0)
         before = {name: buffer.clone() for name, buffer in trainer.chunks.buffers().items()}
-        found = Evaluation(trainer, Interference(trainer.device, None, 1)).after_step(1, drained=True)
+        found = Evaluation(trainer, Exchange(trainer.device, None, 1)).after_step(1, drained=True)
         assert found is not None
         same = all(torch.equal(buffer, before[name]) for name, buffer in trainer.chunks.buffers().items())
         return found.loss, same and len(before) > 50
@@ -319,7 +319,7 @@ def test_a_request_to_stop_breaks_an_evaluation_off(tmp_path: Path) -> None:
     """After the round in which it comes; one that comes in the last round does not."""
 
     def use(trainer: Trainer) -> list[str]:
-        evaluation, said = Evaluation(trainer, Interference(trainer.device, None, 1)), []
+        evaluation, said = Evaluation(trainer, Exchange(trainer.device, None, 1)), []
         trainer.step(0)
         for asked_in in (0, 1, 2):
             trainer.stop.asked, rounds = False, iter(range(3))

@@ -13,7 +13,8 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from parallel_core.engine import interference
-from parallel_core.engine.device import CpuDevice, CudaDevice, open_device
+from parallel_core.engine.device import CpuDevice, CudaDevice, Device, open_device
+from parallel_core.engine.exchange import Exchange
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.trainer import Trainer
@@ -28,13 +29,18 @@ NAN = float("nan")
 T = TypeVar("T")
 
 
+def of(device: Device, world: int = 1, node: int = 0) -> Interference:
+    """That of a rank which exchanges nothing with the other ones; the tests say what all of them have."""
+    return Interference(device, Exchange(device, None, world), node)
+
+
 @pytest.mark.parametrize(("ranks", "share"), [([0.0, 0.8, 0.0, 0.0], 0.8), ([0.1, NAN], None), ([0.0, 0.0], 0.0)])
 def test_the_share_is_that_of_the_device_used_most(
     ranks: list[float], share: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mean over four devices would call a run undisturbed whose steps all waited for one of them."""
-    every = Interference(open_device("cpu"), None, len(ranks))
-    monkeypatch.setattr(every, "_exchange", lambda mine: [[rank] for rank in ranks])
+    every = of(open_device("cpu"), len(ranks))
+    monkeypatch.setattr(every._exchange, "rows", lambda mine: [[rank] for rank in ranks])
     assert every.share() == share
 
 
@@ -69,7 +75,7 @@ def test_the_peak_of_a_device_counts_once_whatever_ranks_share_it(
 ) -> None:
     """`placed` = host and device of each rank. Each measures 100: a core shared by two has 100 all the same."""
     monkeypatch.setattr(interference, "cores", lambda: [0, 1])
-    every = [Interference(Placed(None, at) if gpu else Placed(at), None, len(placed), node) for node, at in placed]
+    every = [of(Placed(None, at) if gpu else Placed(at), len(placed), node) for node, at in placed]
     _together(every, lambda one: one.start(), monkeypatch)
     found = _together(every, lambda one: one.of_devices(100.0), monkeypatch)
     assert found == [(pytest.approx(100.0 * devices), devices)] * len(placed)
@@ -92,15 +98,15 @@ def _together(every: list[Interference], act: Callable[[Interference], T], patch
         return [mine]
 
     for one in every:
-        patch.setattr(one, "_exchange", tell)
+        patch.setattr(one._exchange, "rows", tell)
         act(one)
     for one in every:
-        patch.setattr(one, "_exchange", lambda mine: given)
+        patch.setattr(one._exchange, "rows", lambda mine: given)
     return [act(one) for one in every]
 
 
 def test_a_rank_knows_its_own_share_without_the_others() -> None:
-    one = Interference(open_device("cpu"), None, 1)
+    one = of(open_device("cpu"))
     assert one.own_share() is None, "nothing was measured yet"
     one._others = cast(CpuOthers, SimpleNamespace(share=lambda: 0.25))
     assert one.own_share() == 0.25
@@ -112,7 +118,7 @@ def test_the_share_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
     """An attempt that is cut off has no summary, so its share has to be in what it emitted before."""
     spec, device = RunSpec(), open_device("cpu")
     report = Reporter(spec, 0, FileSink(tmp_path, 0), device)
-    one = Interference(device, None, 1)
+    one = of(device)
     report.step(0, [], 0.1, None, 0.01, last=True)
     begin_timed(cast(Trainer, SimpleNamespace(device=device, spec=spec)), report, one, None)
     one._others = cast(CpuOthers, SimpleNamespace(share=lambda: 0.25))
@@ -157,9 +163,9 @@ def test_processes_on_a_gpu_are_counted_unless_they_are_of_the_run(
 ) -> None:
     """Whatever share they used of it: that is not known, and none is invented."""
     monkeypatch.setattr(gpu_processes, "sees_all", lambda: complete)
-    one = Interference(Gpu(before, after), None, 2)
+    one = of(Gpu(before, after), 2)
     with monkeypatch.context() as patch:  # a peer on this host, and one on another whose pid is the stranger's here
-        patch.setattr(one, "_exchange", lambda mine: [mine, [PEER, 0.0, -1.0, -1.0], [STRANGER, 1.0, -1.0, -1.0]])
+        patch.setattr(one._exchange, "rows", lambda mine: [mine, [PEER, 0.0, -1.0, -1.0], [STRANGER, 1.0, -1.0, -1.0]])
         one.start()
     assert one.own_processes() == count
     assert one.own_share() is None
@@ -169,8 +175,8 @@ def test_processes_on_a_gpu_are_counted_unless_they_are_of_the_run(
 def test_a_run_has_the_processes_of_its_fullest_gpu(
     ranks: list[float], most: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = Interference(Gpu({OWN}), None, len(ranks))
-    monkeypatch.setattr(every, "_exchange", lambda mine: [[rank] for rank in ranks])
+    every = of(Gpu({OWN}), len(ranks))
+    monkeypatch.setattr(every._exchange, "rows", lambda mine: [[rank] for rank in ranks])
     assert every.processes() == most
 
 

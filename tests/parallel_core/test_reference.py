@@ -21,7 +21,7 @@ import torch
 
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, joined
-from parallel_core.engine.interference import Interference
+from parallel_core.engine.exchange import Exchange
 from parallel_core.engine.reference_probe import ALONE_EVERY, BUDGET, ReferenceProbe
 from parallel_core.layout import Layout
 from parallel_core.observe import host
@@ -55,7 +55,7 @@ def test_it_draws_nothing_and_leaves_nothing() -> None:
 def probe(**changes: object) -> ReferenceProbe:
     spec = RunSpec.model_validate({"model": MODEL.model_dump(), **changes})
     device = open_device("cpu")
-    return ReferenceProbe(spec, device, Interference(device, None, 1))
+    return ReferenceProbe(spec, device, Exchange(device, None, 1))
 
 
 def test_its_time_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
