@@ -10,7 +10,7 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.plan.alike import of_step
-from parallel_core.simulate.likely import Kind, by_scores, elsewhere_text, kind_of, range_words, scores
+from parallel_core.simulate.likely import RunKind, by_scores, elsewhere_text, kind_of, range_words, scores
 from parallel_core.spec import RunSpec
 
 READ = 200
@@ -25,7 +25,7 @@ class Range(NamedTuple):
     low: float
     high: float
     earlier: int = 0
-    kind: Kind | None = None
+    kind: RunKind | None = None
 
     def text(self, host: str) -> str:
         """`eight of ten such runs take 45 ms to 62 ms, by 14 earlier ones on alpha that had one device`."""
@@ -38,7 +38,7 @@ class Range(NamedTuple):
 class _Step(NamedTuple):
     """A settled step: `ratio` = measured over predicted; `apart`: over several hosts."""
 
-    kind: Kind
+    kind: RunKind
     ratio: float
     device: str
     apart: bool
@@ -65,7 +65,7 @@ class Earlier:
         return None
 
 
-def _kind(spec: RunSpec, worker: Worker, hosts: int) -> Kind:
+def _kind(spec: RunSpec, worker: Worker, hosts: int) -> RunKind:
     own = sum(device["kind"] == spec.train.device for device in worker.devices)
     return kind_of(spec.parallel, max(1, own) * hosts)
 

@@ -23,12 +23,11 @@ from parallel_core.engine.collectives import (
     size_of,
 )
 from parallel_core.engine.host_group import HostGroup
-from parallel_core.engine.host_links import Kind
 from parallel_core.engine.meeting import OPEN_S, meet, opened, tell_failed
 from parallel_core.engine.near_groups import TIMEOUT, own_group, own_links, own_torch_group, world_table
 from parallel_core.engine.stop import AgreedEnd
 from parallel_core.layout import Layout
-from parallel_core.schedule.ways import BACK
+from parallel_core.schedule.ways import BACK, LinkKind
 
 _POLL_S = 0.02
 WARM_UP_SIZES = (1, 1 << 16, 1 << 24)
@@ -87,7 +86,7 @@ class Groups:
     """As `totals`, for fingerprints: there are other numbers of them."""
     tensor: Group = None
     data: Group = None
-    links: Mapping[Kind, LinkGroup] = field(default_factory=dict)
+    links: Mapping[LinkKind, LinkGroup] = field(default_factory=dict)
     """Kind of messages -> group of the pipeline's ranks.
 
     In each group a pair of ranks sends in one direction and one kind of message. So messages arrive in order, and a
@@ -163,7 +162,7 @@ def use(group: dist.ProcessGroup | HostGroup, device: torch.device, sizes: Seque
         reduce_scatter(part, whole, group).wait()
 
 
-def pairs(rank: int, layout: Layout, kind: Kind, generates: bool = False) -> list[tuple[int, int]]:
+def pairs(rank: int, layout: Layout, kind: LinkKind, generates: bool = False) -> list[tuple[int, int]]:
     """(sender, receiver), ascending, of the messages of `kind` that `rank` sends or receives, from stage to stage;
     where it `generates`, those that hand tokens back, too.
 

@@ -178,7 +178,7 @@ class Shared(NamedTuple):
 def open_group(ranks: Sequence[int], rank: int, store: dist.Store) -> HostGroup | None:
     """Returns the group of the global `ranks`, all of which must call it; None on all of them where not all can share
     memory."""
-    shared = share(meeting(ranks), ranks, rank, store, length_of(len(ranks)))
+    shared = share(new_key(ranks), ranks, rank, store, length_of(len(ranks)))
     return HostGroup(shared.memory, list(ranks).index(rank), len(ranks), shared.peers) if shared else None
 
 
@@ -192,7 +192,7 @@ def _head(size: int) -> int:
     return -(-2 * size * _LINE // _PAGE) * _PAGE
 
 
-def meeting(ranks: Sequence[int]) -> str:
+def new_key(ranks: Sequence[int]) -> str:
     """Returns a store key that only `ranks` use, and only once."""
     turn = _made[tuple(ranks)]
     _made[tuple(ranks)] += 1
@@ -200,7 +200,7 @@ def meeting(ranks: Sequence[int]) -> str:
 
 
 def share(key: str, ranks: Sequence[int], rank: int, store: dist.Store, length: int) -> Shared | None:
-    """Returns memory that all of `ranks` share; None on all of them where any cannot open it. `key`: from `meeting`."""
+    """Returns memory that all of `ranks` share; None on all of them where any cannot open it. `key`: from `new_key`."""
     made = host_memory.create(length) if rank == ranks[0] else None
     if rank == ranks[0]:
         store.set(key, host_memory.address(made))

@@ -29,9 +29,6 @@ _SOON_S = 1e-3
 _LINE = 64
 _PAGE = 4096
 
-Kind = LinkKind
-"""Kind of messages, as in `distributed.Groups.links`."""
-
 
 class ChannelLayout(NamedTuple):
     """The layout of a channel: `slots` (a power of two, since the 32-bit counters wrap around) of `size` bytes each."""
@@ -191,10 +188,10 @@ class HostLinks:
 
 
 def open_links(
-    ranks: Sequence[int], kinds: Sequence[Kind], rank: int, store: dist.Store
-) -> dict[Kind, HostLinks] | None:
+    ranks: Sequence[int], kinds: Sequence[LinkKind], rank: int, store: dist.Store
+) -> dict[LinkKind, HostLinks] | None:
     """Links of each kind between the global `ranks`, all of which must call it; None where not all can share memory."""
-    name = host_group.meeting(ranks)
+    name = host_group.new_key(ranks)
     shared = host_group.share(name, ranks, rank, store, _PAGE)
     if shared is None:
         return None

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from parallel_core.engine.async_all_gather import open_async_all_gather
 from parallel_core.engine.collectives import Group, LinkGroup, TableGroup
 from parallel_core.engine.host_group import open_group
-from parallel_core.engine.host_links import Kind, open_links
+from parallel_core.engine.host_links import open_links
+from parallel_core.schedule.ways import LinkKind
 
 TIMEOUT = timedelta(minutes=20)
 """Time limit of a collective, and of the wait for ranks on another host, which may first have to finish a profile (10
@@ -40,8 +41,8 @@ def own_group(groups: Sequence[Ranks], rank: int, store: dist.Store) -> Group:
 
 
 def own_links(
-    groups: Sequence[Ranks], kinds: Sequence[Kind], rank: int, store: dist.Store, flushes: bool = True
-) -> Mapping[Kind, LinkGroup]:
+    groups: Sequence[Ranks], kinds: Sequence[LinkKind], rank: int, store: dist.Store, flushes: bool = True
+) -> Mapping[LinkKind, LinkGroup]:
     """Returns the links of each of `kinds` between the ranks of the one of `groups` that `rank` is in, each of which
     has several. As in `own_group`, every rank must call it.
 

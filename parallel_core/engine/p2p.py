@@ -26,6 +26,7 @@ from parallel_core.plan.traffic import mark_bytes
 from parallel_core.plan.units import boundary_shapes
 from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op
 from parallel_core.schedule.send_completion import Key, key
+from parallel_core.schedule.ways import LinkKind
 from parallel_core.spec import RunSpec
 
 Link = tuple[int, bool]
@@ -97,7 +98,7 @@ class Links:
         self,
         here: int,
         peers: Mapping[int, Peer],
-        groups: Mapping[tuple[bool, bool], LinkGroup],
+        groups: Mapping[LinkKind, LinkGroup],
         messages: Messages,
         device: Device,
         delay: Callable[[int], float] = lambda rank: 0.0,

@@ -17,7 +17,7 @@ from parallel_core.observe.progress import CONNECTING, NO_STEPS, Progress
 from parallel_core.observe.record_files import Sink
 from parallel_core.profile import links
 from parallel_core.profile.curves import Link
-from parallel_core.profile.links import SIZES, WAYS, Meeting
+from parallel_core.profile.links import BOTH_WAYS, SIZES, Meeting
 from parallel_core.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -68,9 +68,9 @@ def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]
 def _send(at: Meeting, pairs: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[Link]:
     """Measures the link of each of these pairs of ranks, while all of them send, over the transport between hosts;
     returns [] on other ranks."""
-    ways = [{kind: common_torch_group(pair) for kind in WAYS} for pair in pairs]
+    both = [{kind: common_torch_group(pair) for kind in BOTH_WAYS} for pair in pairs]
     meeting = common_torch_group([rank for pair in pairs for rank in pair])
-    mine = [(pair, own) for pair, own in zip(pairs, ways, strict=True) if at.rank in pair]
+    mine = [(pair, own) for pair, own in zip(pairs, both, strict=True) if at.rank in pair]
     found = [links.send(at, pair, own, meeting, sizes) for pair, own in mine]
     dist.barrier()
     return found

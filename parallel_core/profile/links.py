@@ -20,11 +20,11 @@ from parallel_core.engine.collectives import (
     reduce_scatter,
 )
 from parallel_core.engine.device import Device
-from parallel_core.engine.host_links import ChannelLayout, HostLinks, Kind
+from parallel_core.engine.host_links import ChannelLayout, HostLinks
 from parallel_core.engine.near_groups import own_group, own_links
 from parallel_core.profile.curves import Curve, Link, What
 from parallel_core.profile.repeats import expected
-from parallel_core.schedule.ways import BACK, FORTH
+from parallel_core.schedule.ways import BACK, FORTH, LinkKind
 
 SIZES = tuple(2**k for k in range(10, 25, 2))
 """Message sizes in bytes: 1 KiB to 16 MiB, the size of a gradient bucket."""
@@ -35,8 +35,7 @@ _BETWEEN = 1 << 25
 """Bytes of other tensors accessed between two messages, to replace the contents of the caches."""
 
 COLLECTIVES: tuple[What, ...] = ("all_reduce", "all_gather", "reduce_scatter")
-WAYS: tuple[Kind, ...] = (FORTH, BACK)
-Ways = Mapping[Kind, LinkGroup]
+BOTH_WAYS: tuple[LinkKind, ...] = (FORTH, BACK)
 Send = Callable[[], None]
 
 
@@ -60,7 +59,7 @@ def measure(at: Meeting, sizes: Sequence[int] = SIZES) -> list[Link]:
     found = []
     for ranks in group_sizes(at.world):
         group = own_group([range(ranks)], at.rank, at.store)
-        links = own_links([range(ranks)], WAYS, at.rank, at.store) if ranks == 2 else {}
+        links = own_links([range(ranks)], BOTH_WAYS, at.rank, at.store) if ranks == 2 else {}
         dist.barrier()
         if at.rank < ranks:
             found += collectives(at, group, ranks, sizes)
@@ -100,25 +99,27 @@ def _sender(what: What, whole: torch.Tensor, part: torch.Tensor, group: Group) -
     return send
 
 
-def send(at: Meeting, pair: tuple[int, int], ways: Ways, group: Group, sizes: Sequence[int]) -> Link:
+def send(
+    at: Meeting, pair: tuple[int, int], links: Mapping[LinkKind, LinkGroup], group: Group, sizes: Sequence[int]
+) -> Link:
     """Measures messages between a pair of ranks, which both call it: there and back, divided by two.
 
     Receives are posted in advance, as in the engine. `group` contains this pair and those that send at the same time,
     all of which start together.
     """
     timed, work, layers = [], [], _Layers(at, group)
-    shared = [way for way in ways.values() if isinstance(way, HostLinks)]
-    for way in shared:
-        way.layout = ChannelLayout(max(sizes))
-    end = _End(at.rank == pair[0], pair[at.rank == pair[0]], ways)
+    shared = [link for link in links.values() if isinstance(link, HostLinks)]
+    for link in shared:
+        link.layout = ChannelLayout(max(sizes))
+    end = _End(at.rank == pair[0], pair[at.rank == pair[0]], links)
     _connect(end, at.device)
     for size in sizes:
         there, back = (torch.zeros(max(1, size // 4), device=at.device.torch) for _ in range(2))
         took, worked = _repeat(_turn(end, there, back), layers, fresh=there)
         work.append(_cold_busy_seconds(end, there, back, layers, len(took)) if shared else worked / 2)
         timed.append([seconds / 2 for seconds in took])
-    link = _link("send", 2, sizes, timed)
-    return link.model_copy(update={"work": Curve(sizes=tuple(sizes), seconds=tuple(work))})
+    found = _link("send", 2, sizes, timed)
+    return found.model_copy(update={"work": Curve(sizes=tuple(sizes), seconds=tuple(work))})
 
 
 class _End(NamedTuple):
@@ -126,11 +127,11 @@ class _End(NamedTuple):
 
     begins: bool
     other: int
-    ways: Ways
+    links: Mapping[LinkKind, LinkGroup]
 
     def way(self, mine: bool) -> LinkGroup:
         """Returns the group for its own messages (`mine`), or for those of the other."""
-        return self.ways[FORTH if self.begins == mine else BACK]
+        return self.links[FORTH if self.begins == mine else BACK]
 
 
 def _connect(end: _End, device: Device) -> None:

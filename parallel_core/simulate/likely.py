@@ -29,7 +29,7 @@ REPLAYED: Mapping[bool, tuple[float, float]] = {False: (0.03, 0.22), True: (0.07
 of another schedule, and (True) 266 of another number of micro-batches (docs/numbers.md, "What if")."""
 
 
-class Kind(StrEnum):
+class RunKind(StrEnum):
     """Kinds of runs whose predictions are off by different amounts. Replicas, tensor groups and pipelines are not."""
 
     ALONE = "that had one device"
@@ -59,23 +59,23 @@ class Error(NamedTuple):
 
 USUAL_DRIFT = (0.92, 1.09)
 """`device_drift.drift` of the profiles from which MEASURED was found, for tables that do not know theirs."""
-MEASURED: Mapping[Kind, Error] = {
-    Kind.ALONE: Error(-0.05, 0.145),
-    Kind.APART: Error(0.0, 0.21),
-    Kind.SHARED: Error(0.05, 0.205),
+MEASURED: Mapping[RunKind, Error] = {
+    RunKind.ALONE: Error(-0.05, 0.145),
+    RunKind.APART: Error(0.0, 0.21),
+    RunKind.SHARED: Error(0.05, 0.205),
 }
 """What forecasts of single runs on CPUs were off by, 914 of twelve models in three periods (docs/numbers.md, "Ranges").
 By how much the host as a whole was faster in a period is in `beside`: another host may as well be slower."""
 
 
-def kind_of(split: ParallelSpec, devices: int) -> Kind:
+def kind_of(split: ParallelSpec, devices: int) -> RunKind:
     """The kind of a run on a host with so many devices."""
     if split.world == 1:
-        return Kind.ALONE
-    return Kind.SHARED if split.world > devices else Kind.APART
+        return RunKind.ALONE
+    return RunKind.SHARED if split.world > devices else RunKind.APART
 
 
-def by_default(kind: Kind, drift: tuple[float, float] | None) -> tuple[float, float]:
+def by_default(kind: RunKind, drift: tuple[float, float] | None) -> tuple[float, float]:
     """Factors on a predicted step that bound the range by what was measured elsewhere; `drift`: those of the drift of
     its devices in the profile (`device_drift.drift`), if it is known. The two are independent."""
     middle, beside = MEASURED[kind]
@@ -83,7 +83,7 @@ def by_default(kind: Kind, drift: tuple[float, float] | None) -> tuple[float, fl
     return math.exp(middle - math.hypot(beside, low)), math.exp(middle + math.hypot(beside, high))
 
 
-def by_scores(kind: Kind, scores: Sequence[float]) -> tuple[float, float] | None:
+def by_scores(kind: RunKind, scores: Sequence[float]) -> tuple[float, float] | None:
     """The same by the `scores` of earlier runs on the host; None if there are fewer than ENOUGH."""
     found = between(scores)
     return None if found is None else (MEASURED[kind].ratio(found[0]), MEASURED[kind].ratio(found[1]))
@@ -113,6 +113,6 @@ def elsewhere_text(low: float, high: float) -> str:
     return f"{range_words(low, high)}, by what was measured on other hosts"
 
 
-def scores(errors: Iterable[tuple[Kind, float]]) -> list[float]:
+def scores(errors: Iterable[tuple[RunKind, float]]) -> list[float]:
     """The scores of runs of these kinds that took so many times what was predicted."""
     return [MEASURED[kind].score(ratio) for kind, ratio in errors]

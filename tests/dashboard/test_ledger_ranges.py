@@ -16,7 +16,7 @@ from dashboard.ledger.services import settle
 from dashboard.runs import submission
 from dashboard.runs.form.panel import Panel
 from parallel_core.analysis.quantities import range_text
-from parallel_core.simulate.likely import ENOUGH, Kind
+from parallel_core.simulate.likely import ENOUGH, RunKind
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.test_ledger_predictions import submitted
@@ -50,7 +50,7 @@ def test_enough_earlier_runs_of_its_kind_make_the_range(profile: Profile, alice:
     assert before.earlier == 0 and before.low < seconds < before.high
     ran(alice, REPLICAS[:ENOUGH])
     seconds, after = likely({"dp": 2})
-    assert (after.earlier, after.kind) == (ENOUGH, Kind.APART)
+    assert (after.earlier, after.kind) == (ENOUGH, RunKind.APART)
     assert (after.low, after.high) == pytest.approx((RATIOS[0] * seconds, RATIOS[-1] * seconds))
     run, said = submitted(alice, {"dp": 2})
     assert (said.low_seconds, said.high_seconds, said.earlier) == (after.low, after.high, ENOUGH)

@@ -16,7 +16,7 @@ from parallel_core.profile.oversubscription import MEETINGS, ratio
 from parallel_core.profile.pace_probe import PaceProbe
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.device_drift import Spell, drift, spells_beside, spells_of
-from parallel_core.simulate.likely import Kind, by_default
+from parallel_core.simulate.likely import RunKind, by_default
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import SAMPLES, row, table
@@ -78,9 +78,9 @@ def test_a_prediction_says_what_drift_alone_makes_of_it() -> None:
     assert 0.6 < low < 1.0 < high < 1.4
     spec = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": {"dp": 2}, "train": {"global_batch": 16}})
     said = predict_step(spec, table(MODEL, spells=moments))
-    factors = by_default(Kind.APART, (low, high))
+    factors = by_default(RunKind.APART, (low, high))
     assert said.likely == pytest.approx([factor * said.seconds for factor in factors])
-    assert predict_step(spec, table(MODEL)).factors == by_default(Kind.APART, None)
+    assert predict_step(spec, table(MODEL)).factors == by_default(RunKind.APART, None)
     assert predict_step(spec, table(MODEL, spells=moments), spells=[Spell(1.0, (1.5, 1.5))]).likely is None
     cuda = spec.model_copy(update={"train": spec.train.model_copy(update={"device": "cuda"})})
     assert predict_step(cuda, table(MODEL, device="cuda")).likely is None, "no errors were measured on GPUs"
