@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis.rows import by_start
-from parallel_core.analysis.waits import step_start
+from parallel_core.analysis.waits import among, step_start
 from parallel_core.layout import Layout
+from parallel_core.schedule.ir import MEASURED_ONLY
 
 LATE = np.dtype(
     [
@@ -24,9 +25,6 @@ LATE = np.dtype(
     ]
 )
 """Nanoseconds from the start of either step; `end - planned_end` is the lateness."""
-
-_MEASURED_ONLY = 32
-"""Kinds from this number on are not operations of a program."""
 
 
 def lateness(
@@ -47,7 +45,7 @@ def lateness(
 
 
 def _of_rank(rank: int, plan: NDArray[np.void], rows: NDArray[np.void], zero: list[int]) -> NDArray[np.void]:
-    plan, rows = (table[table["kind"] < _MEASURED_ONLY] for table in (plan, rows))
+    plan, rows = (table[~among(table, MEASURED_ONLY)] for table in (plan, rows))
     rows = by_start(rows)
     order = np.argsort(_key(plan), kind="stable")
     keys, wanted = _key(plan)[order], _key(rows)

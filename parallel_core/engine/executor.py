@@ -20,9 +20,9 @@ from parallel_core.engine.reduction import Reducer
 from parallel_core.engine.shared_gradients import SharedGradients
 from parallel_core.engine.stage import Batch, Stage
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
+from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P, lane_of
 from parallel_core.observe.scope import Scope
-from parallel_core.schedule.ir import COLLECTIVES, COMPUTE, P2P, Kind, Op
+from parallel_core.schedule.ir import Kind, Op
 from parallel_core.spec import TrainSpec
 
 
@@ -87,7 +87,7 @@ class BaseExecutor:
         out."""
         self._inside |= _sent_inside(program)
         early = {send for sends in self._inside.values() for send in sends}
-        return [Prepared(op, str(op), self._runs[op.kind], _lane(op.kind)) for op in program if op not in early]
+        return [Prepared(op, str(op), self._runs[op.kind], lane_of(op.kind)) for op in program if op not in early]
 
     def _walk(self, step: int, prepared: Sequence[Prepared]) -> None:
         for op, text, run, lane in prepared:
@@ -263,11 +263,3 @@ def _sent_inside(program: Sequence[Op]) -> dict[Op, list[Op]]:
         elif op.kind is Kind.SEND_ACT and (pair := made.get((op.stage, op.micro_batch))) is not None:
             found[pair].append(op)
     return found
-
-
-def _lane(kind: Kind) -> int:
-    if kind in COMPUTE:
-        return LANE_COMPUTE
-    if kind in P2P:
-        return LANE_P2P
-    return LANE_COLLECTIVE if kind in COLLECTIVES else LANE_HOST

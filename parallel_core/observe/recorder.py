@@ -26,7 +26,7 @@ import numpy as np
 
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.observe.unix_time import UnixTime
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import COLLECTIVES, COMPUTE, P2P, Kind
 
 LANE_COMPUTE, LANE_P2P, LANE_COLLECTIVE, LANE_HOST = range(len(LANES))
 
@@ -38,6 +38,15 @@ Tie = tuple[Any, int]
 
 Row = tuple[int, int, int, int, int, int, Mark, Mark, int]
 """A span as it was recorded: the fields of SPAN, with marks as start and end."""
+
+
+def lane_of(kind: Kind) -> int:
+    """The lane of the spans of this kind, executed or simulated."""
+    if kind in COMPUTE:
+        return LANE_COMPUTE
+    if kind in P2P:
+        return LANE_P2P
+    return LANE_COLLECTIVE if kind in COLLECTIVES else LANE_HOST
 
 
 class Kept(NamedTuple):

@@ -54,6 +54,8 @@ class Kind(IntEnum):
     BUCKET_FLIGHT = 43  # a gradient bucket behind computation: from its begin to where the BUCKET_WAIT starts
 
 
+MEASURED_ONLY = frozenset(kind for kind in Kind if kind >= Kind.STEP)
+"""Kinds of measured spans that are no operation of a program."""
 COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.W, Kind.BW, Kind.PAIR})
 SENDS = frozenset({Kind.SEND_ACT, Kind.SEND_GRAD})
 RECVS = frozenset({Kind.RECV_ACT, Kind.RECV_GRAD})

@@ -13,8 +13,9 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.observe.records import LANES, SPAN
-from parallel_core.schedule.ir import COLLECTIVES, COMPUTE, P2P, SENDS, Kind, Op, Program, Schedule
+from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_P2P, lane_of
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import COLLECTIVES, P2P, SENDS, Kind, Op, Program, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.simulate.costs import Costs, Prices
 
@@ -147,14 +148,8 @@ def _role(kind: Kind) -> int:
     return _STEP if kind is Kind.OPT_STEP else _COMPUTE
 
 
-def _lane(kind: Kind) -> int:
-    if kind in COMPUTE:
-        return LANES.index("compute")
-    return LANES.index("p2p" if kind in P2P else "collective" if kind in COLLECTIVES else "host")
-
-
 ROLE = {kind: _role(kind) for kind in Kind}
-_LANE = np.array([_lane(Kind(kind)) if kind in {*Kind} else 0 for kind in range(max(Kind) + 1)])
+_LANE = np.array([lane_of(Kind(kind)) if kind in {*Kind} else 0 for kind in range(max(Kind) + 1)])
 _NAMES = ("kind", "stage", "micro_batch", "replica", "version")
 _named = attrgetter(*_NAMES)
 
@@ -167,13 +162,13 @@ def span_rows(program: Program, starts: Sequence[int], ends: Sequence[int], mess
         rows[name] = column
     rows["lane"] = _LANE[rows["kind"]]
     rows["start"], rows["end"] = starts, ends
-    rows["bytes"] = np.where(rows["lane"] == LANES.index("p2p"), message_bytes, 0)
+    rows["bytes"] = np.where(rows["lane"] == LANE_P2P, message_bytes, 0)
     return rows
 
 
 def norm_row(start: int, end: int) -> Spans:
     """The gradient norm and the wait for it, which lie inside an OPT_STEP."""
     norm = np.zeros(1, SPAN)
-    norm["kind"], norm["lane"], norm["micro_batch"] = Kind.NORM, LANES.index("collective"), -1
+    norm["kind"], norm["lane"], norm["micro_batch"] = Kind.NORM, LANE_COLLECTIVE, -1
     norm["start"], norm["end"] = start, end
     return norm

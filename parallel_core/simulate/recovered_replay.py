@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from parallel_core.analysis.rows import last_end
 from parallel_core.analysis.waits import of_kinds, step_start
 from parallel_core.layout import Layout
-from parallel_core.observe.records import LANES, SPAN
+from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_HOST, lane_of
+from parallel_core.observe.records import SPAN
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import COMPUTE, RECVS, REPLICA_COLLECTIVES, SENDS, Kind, Op, Program
 from parallel_core.schedule.table import to_csv
@@ -137,7 +138,7 @@ class Recovered:
             program, replica = programs[layout.pipeline_rank(rank)], layout.coords(rank).replica
             out[rank] = self._laid(program, theirs, replica, zero)
             if self._meet:
-                norm = _row(Kind.NORM, "collective", self._ended[theirs], max(meet, self._normed(theirs)))
+                norm = _row(Kind.NORM, LANE_COLLECTIVE, self._ended[theirs], max(meet, self._normed(theirs)))
                 out[rank] = np.concatenate([out[rank], norm])
         return out
 
@@ -188,8 +189,8 @@ class Recovered:
             start, clock = self._times(op, program[i + 1 : i + 2], done, clock, updated, self._ended[rank])
             if op.kind is Kind.OPT_STEP:
                 updated = None
-            rows[i] = (op.kind, _LANE.get(op.kind, 3), op.stage, op.micro_batch, op.replica, 0, start, clock, 0)
-        step = _row(Kind.STEP, "host", zero, clock)
+            rows[i] = (op.kind, lane_of(op.kind), op.stage, op.micro_batch, op.replica, 0, start, clock, 0)
+        step = _row(Kind.STEP, LANE_HOST, zero, clock)
         return np.concatenate([step, rows, *self._inside(rank, list(done.values()))])
 
     def _times(
@@ -221,18 +222,13 @@ class Recovered:
         again = again[again["micro_batch"] >= 0].copy()
         busy = own[np.isin(own["kind"], [int(kind) for kind in COMPUTE])]
         alone = _uncovered(of_kinds(own, Kind.BUCKET), busy)
-        talk = [_row(Kind.TP_COLLECTIVE, "collective", max(a, one.start), min(b, one.end))
+        talk = [_row(Kind.TP_COLLECTIVE, LANE_COLLECTIVE, max(a, one.start), min(b, one.end))
                 for a, b in alone for one in done if a < one.end and b > one.start]  # fmt: skip
         return [again, *talk]
 
 
-_LANE = {kind: LANES.index("compute") for kind in COMPUTE}
-_LANE |= {kind: LANES.index("p2p") for kind in SENDS | RECVS}
-_LANE |= {kind: LANES.index("collective") for kind in REPLICA_COLLECTIVES}
-
-
-def _row(kind: Kind, lane: str, start: int, end: int) -> NDArray[np.void]:
-    return np.array([(kind, LANES.index(lane), 0, -1, 0, 0, start, end, 0)], SPAN)
+def _row(kind: Kind, lane: int, start: int, end: int) -> NDArray[np.void]:
+    return np.array([(kind, lane, 0, -1, 0, 0, start, end, 0)], SPAN)
 
 
 def _uncovered(rows: NDArray[np.void], busy: NDArray[np.void]) -> list[tuple[int, int]]:

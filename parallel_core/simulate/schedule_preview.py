@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from parallel_core import schedule
 from parallel_core.analysis.rows import durations, last_end
-from parallel_core.observe.records import LANES, SPAN
+from parallel_core.observe.recorder import LANE_COMPUTE, LANE_HOST
+from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
 from parallel_core.schedule.passes.early_gradients import hand_back
 from parallel_core.schedule.peaks import peak_in_flight, peak_kept
@@ -206,8 +207,8 @@ def _shown(
         own = _halves([op for op in made.programs[rank] if op.kind in COMPUTE], own["start"].tolist(), costs)
     own = own[(own["kind"] == Kind.F) | ~np.isin(own["stage"], list(silent))]
     out = np.zeros(len(own) + 1, SPAN)
-    out[0] = (Kind.STEP, LANES.index("host"), -1, -1, 0, 0, 0, length, 0)
-    out["lane"][1:] = LANES.index("compute")
+    out[0] = (Kind.STEP, LANE_HOST, -1, -1, 0, 0, 0, length, 0)
+    out["lane"][1:] = LANE_COMPUTE
     for name in ("kind", "stage", "micro_batch", "start", "end"):
         out[name][1:] = own[name]
     return out

@@ -22,7 +22,8 @@ from dashboard.runs.tracing.whatif_words import gain_text, if_messages_stay, sch
 from parallel_core.analysis.quantities import ns_text, sentence_text, step_text
 from parallel_core.analysis.waits import waited_if_whole
 from parallel_core.layout import Layout
-from parallel_core.observe.records import LANES, SPAN
+from parallel_core.observe.recorder import LANE_HOST
+from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate.replay import FREE, Change, Replay, replay
@@ -186,6 +187,6 @@ def both_steps(
 def _with_step(rows: np.ndarray) -> np.ndarray:
     """The rows after a STEP row, so that idle time is drawn."""
     step = np.zeros(1, SPAN)
-    step["kind"], step["lane"], step["micro_batch"] = Kind.STEP, LANES.index("host"), -1
+    step["kind"], step["lane"], step["micro_batch"] = Kind.STEP, LANE_HOST, -1
     step["end"] = rows["end"].max()
     return np.concatenate([step, rows])
