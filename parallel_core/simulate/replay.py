@@ -12,7 +12,7 @@ of links so slow that it must be most (`message_turns.SLOWEST`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis.rows import last_end
-from parallel_core.layout import Layout
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op, other_end
 from parallel_core.schedule.traits import TRAITS, takes_early_gradients
 from parallel_core.simulate import simulate
-from parallel_core.simulate.constant_costs import (
-    COME_NS,
-    MOST,
-    Constant,
-    constant_costs,
-    moves_as_much,
-    resized,
-    resized_part,
-)
-from parallel_core.simulate.halves import HALVES, halved, joined, parted
-from parallel_core.simulate.measured import Cost, Measured, key
-from parallel_core.simulate.message_turns import Carrying
+from parallel_core.simulate.constant_costs import Constant, constant_costs
+from parallel_core.simulate.measured import Measured
+from parallel_core.simulate.replay_prices import SamePrices, TypicalPrices
 from parallel_core.spec import RunSpec
 
 FREE = math.inf
@@ -138,10 +127,10 @@ def replay_as(
     """As `replay`, for the program and stages of `after`; `weights`: relative costs of the layers of both; `constant`:
     `constant_costs` of `after`, () where its layers are not known."""
     if not change.makes_a_program:
-        spans = simulate(build(spec), _Same(measured, change))
+        spans = simulate(build(spec), SamePrices(measured, change))
         return Replay(spec, spans, last_end(spans))
-    plain = simulate(build(spec), _Typical(spec, spec, measured, Change(), weights))
-    spans = simulate(build(after), _Typical(spec, after, measured, change, weights, constant))
+    plain = simulate(build(spec), TypicalPrices(spec, spec, measured, Change(), weights))
+    spans = simulate(build(after), TypicalPrices(spec, after, measured, change, weights, constant))
     scale = measured.step / last_end(plain)
     for rows in spans.values():
         for side in ("start", "end"):
@@ -152,173 +141,4 @@ def replay_as(
 def plan(spec: RunSpec, measured: Measured) -> dict[int, NDArray[np.void]]:
     """The step with every operation at the median cost of its kind and stage: spans by pipeline rank. A measured
     operation that is later than here was delayed by chance or by another rank."""
-    return simulate(build(spec), _Typical(spec, spec, measured, Change(), flop_weights(spec.model)))
-
-
-def _taken(kind: Kind, cost: Cost, change: Change) -> int:
-    again, again_moved = (0.0, 0.0) if change.no_recompute else (cost.again, cost.again_moved)
-    faster = change.links * (change.messages if kind in P2P else 1.0)
-    return round((cost.work + again) / change.device + (cost.moved + again_moved) / faster)
-
-
-@dataclass(frozen=True)
-class _Same:
-    """Prices: every operation at its own measured cost."""
-
-    measured: Measured
-    change: Change
-    message_bytes: int = 0
-
-    @property
-    def norm(self) -> bool:
-        return self.measured.norm
-
-    def of(self, op: Op) -> int:
-        return _taken(op.kind, self.measured.ops[key(op)], self.change)
-
-    def latency(self, op: Op) -> int:
-        return round(self.measured.latency.get(key(op), 0.0) / self.change.links / self.change.messages)
-
-    def turn(self, op: Op) -> int:
-        return 0  # each message's own latency has its wait for the one before it
-
-    def begin(self, pipeline_rank: int) -> int:
-        return round(self.measured.begins[pipeline_rank])
-
-    def meeting(self, pipeline_rank: int) -> int:
-        return round(self.measured.norms[pipeline_rank] / self.change.links)
-
-
-class _Typical:
-    """Prices: every operation at the median cost of its kind and stage, for the program and the stages of `after`."""
-
-    message_bytes = 0
-
-    def __init__(
-        self,
-        before: RunSpec,
-        after: RunSpec,
-        measured: Measured,
-        change: Change,
-        weights: Sequence[int],
-        constant: Sequence[Constant] = (),
-    ) -> None:
-        self.norm, self._change = measured.norm, change
-        self._begin = round(float(np.median(measured.begins)))
-        share = before.parallel.micro_batches / after.parallel.micro_batches
-        size = 1.0 if change.same_messages else share
-        message = constant[0] if constant else Constant()
-        faster = change.links * change.messages
-        # What a message between cores takes however small it is keeps no other one from going.
-        come = COME_NS if before.train.device == "cpu" else 0.0
-
-        def priced(carrying: Carrying) -> tuple[int, int]:
-            stays, holds = (carrying.latency(took, measured.one_host) for took in (carrying.alone, carrying.turn))
-            stays, holds = max(stays, min(message.come, MOST * carrying.alone)), max(0.0, holds - come)
-            alone = stays + (carrying.alone - stays) * size
-            return round(alone / faster), round((holds + max(0.0, carrying.turn - holds - come) * size) / faster)
-
-        self._usual = priced(measured.messages)
-        self._links = {places: priced(carrying) for places, carrying in measured.by_link.items()}
-        self._places = Layout.of(after).places
-        self._norm = round(float(np.median(measured.norms)) / change.links) if measured.norm else 0
-        chunks = before.parallel.chunks_per_rank / after.parallel.chunks_per_rank
-        self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
-        for kind in P2P:
-            if cost := measured.median(kind):
-                self._any[kind] = Cost(moved=resized_part(cost.moved, size, message.handled))
-        moved = 1.0 if moves_as_much(before) else share
-        stays = (
-            list(zip(constant, parted(after), strict=True)) if constant else [(Constant(), 1.0)] * after.parallel.stages
-        )
-        self._stages = {
-            (kind, stage): resized(cost, share, stays[stage][0], kind, moved, stays[stage][1])
-            for kind, costs in _by_kind(measured, before, after, change.balanced, weights, bool(constant)).items()
-            for stage, cost in enumerate(costs)
-        }
-
-    def of(self, op: Op) -> int:
-        if op.kind is Kind.PAIR:
-            return sum(self.of(part) for part in op.parts())
-        cost = self._stages.get((op.kind, op.stage)) or self._any.get(op.kind, Cost())
-        return _taken(op.kind, cost, self._change)
-
-    def latency(self, op: Op) -> int:
-        return self._message(op)[0]
-
-    def turn(self, op: Op) -> int:
-        return self._message(op)[1]
-
-    def _message(self, op: Op) -> tuple[int, int]:
-        """Latency and turn of the SEND `op`: those of its link, if messages went over it before."""
-        here, there = self._places[op.stage], self._places[other_end(op)[1]]
-        return self._links.get((min(here, there), max(here, there)), self._usual)
-
-    def begin(self, pipeline_rank: int) -> int:
-        return self._begin
-
-    def meeting(self, pipeline_rank: int) -> int:
-        return self._norm
-
-
-_WHOLE = (*REPLICA_COLLECTIVES, Kind.OPT_STEP)
-"""Operations once a step: their total cost on a rank does not depend on its number of stages."""
-
-
-def _scaled(cost: Cost, factor: float) -> Cost:
-    return Cost(*(part * factor for part in cost))
-
-
-def _added(costs: Iterable[Cost]) -> Cost:
-    return Cost(*(sum(parts) for parts in zip(Cost(), *costs, strict=True)))
-
-
-def _by_kind(
-    measured: Measured, before: RunSpec, after: RunSpec, balanced: bool, weights: Sequence[int], layers: bool
-) -> dict[Kind, list[Cost]]:
-    """Costs of F, B, W and BW on every stage of `after`; `layers`: whether those of the specs are the run's own."""
-    old, new = Layout.of(before), Layout.of(after)
-    found, shares = {}, parted(before) if layers else [1.0] * old.stages
-    for kind, costs in _of_stages(measured, shares, HALVES[before.train.device]).items():
-        again = _moved(costs, old, new, weights)
-        found[kind] = _levelled(again, new) if balanced else again
-    return found
-
-
-def _levelled(costs: Sequence[Cost], layout: Layout) -> list[Cost]:
-    """The same total work, divided so that all ranks are busy equally long: a stage with twice the replicas gets twice
-    the cost a micro-batch, of which each replica executes half."""
-    replicas = [layout.replicas[place] for place in layout.places]
-    widths = [layout.widths[place] for place in layout.places]
-    total = _added(_scaled(cost, width) for cost, width in zip(costs, widths, strict=True))
-    ranks = sum(n * width for n, width in zip(replicas, widths, strict=True))
-    return [_scaled(total, n / ranks) for n in replicas]
-
-
-def _of_stages(measured: Measured, shares: Sequence[float], longer: float) -> dict[Kind, list[Cost]]:
-    """Median F, B, W and BW of every measured stage. A backward measured whole is split and the other way round;
-    `shares`: how much of each stage's is split, which takes `longer` times as long then."""
-    found: dict[Kind, list[Cost]] = {kind: [] for kind in (Kind.F, Kind.B, Kind.W, Kind.BW)}
-    for stage, share in enumerate(shares):
-        own = {kind: measured.median(kind, stage) or Cost() for kind in found}
-        if any(own[Kind.B]):
-            own[Kind.BW] = joined(own[Kind.B], own[Kind.W], longer, share)
-        else:
-            own[Kind.B], own[Kind.W] = halved(own[Kind.F], own[Kind.BW], longer, share)
-        for kind, cost in own.items():
-            found[kind].append(cost)
-    return found
-
-
-def _moved(costs: Sequence[Cost], old: Layout, new: Layout, weights: Sequence[int]) -> list[Cost]:
-    """Costs of the stages of `new` from those of the stages of `old`: each layer gets its share by FLOPs, and half of
-    it on twice the tensor ranks."""
-    if old.stage_units == new.stage_units:
-        return list(costs)
-    narrower = [a / b for a, b in zip(old.unit_widths(), new.unit_widths(), strict=True)]
-    each: dict[int, Cost] = {}
-    for cost, units in zip(costs, old.stage_units, strict=True):
-        total = sum(weights[unit] for unit in units)
-        for unit in units:
-            each[unit] = _scaled(cost, narrower[unit] * (weights[unit] / total if total else 1 / len(units)))
-    return [_added(each[unit] for unit in units) for units in new.stage_units]
+    return simulate(build(spec), TypicalPrices(spec, spec, measured, Change(), flop_weights(spec.model)))
