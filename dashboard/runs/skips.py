@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboard.runs import selectors
 from dashboard.runs.models import Run
-from parallel_core.analysis.diagnosis.divergence import skipped_of
+from parallel_core.analysis.diagnosis.fp16_overflow import skipped_of
 from parallel_core.spec import RunSpec
 
 

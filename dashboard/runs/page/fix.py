@@ -17,7 +17,8 @@ from dashboard.runs.run_files import Files
 from dashboard.runs.states import retries_at_first
 from dashboard.runs.waiting.crashes import signal_of
 from dashboard.runs.waiting.fleet_checks import offered_to
-from parallel_core.analysis.diagnosis.divergence import IN_BF16, MEAN
+from parallel_core.analysis.diagnosis.divergence import MEAN
+from parallel_core.analysis.diagnosis.fp16_overflow import IN_BF16
 from parallel_core.analysis.quantities import bytes_text, plural_text, step_text
 from parallel_core.data.corpus import CorpusError
 from parallel_core.observe.progress import CONNECTING

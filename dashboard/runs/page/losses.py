@@ -10,7 +10,9 @@ import numpy as np
 from dashboard.runs import selectors
 from dashboard.runs.models import Run
 from dashboard.runs.skips import skipped
-from parallel_core.analysis.diagnosis.divergence import LAST, SPIKE, risen_since, what_is_skipped
+from parallel_core.analysis.diagnosis.divergence import LAST, risen_since
+from parallel_core.analysis.diagnosis.divergence_causes import SPIKE
+from parallel_core.analysis.diagnosis.fp16_overflow import what_is_skipped
 from parallel_core.analysis.quantities import significant, step_text, steps_text
 from parallel_core.spec import RunSpec
 

@@ -14,7 +14,7 @@ from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, RankInfo, Run, SeriesChunk, SpanChunk
 from dashboard.runs.page.verdict import target_of
 from dashboard.runs.tracing.thinned import thinned
-from parallel_core.analysis.diagnosis.divergence import what_is_skipped
+from parallel_core.analysis.diagnosis.fp16_overflow import what_is_skipped
 from parallel_core.analysis.quantities import figure_text, last_samples, rate_text, seconds_text, significant
 from parallel_core.observe.cuda_recorder import CudaSpanRecorder
 from parallel_core.observe.recorder import SpanRecorder

@@ -92,6 +92,11 @@ class Case:
     def layout(self) -> Layout:
         return Layout.of(self.spec)
 
+    @property
+    def first_step(self) -> int:
+        """The first step that has a loss, later than 0 in a run that goes on from a checkpoint; 0 without any."""
+        return int(self.loss_steps[0]) if len(self.loss_steps) else 0
+
     def apart(self, *ranks: int) -> list[str]:
         """Hosts of these ranks if they are on several, else []."""
         found = list(dict.fromkeys(self.hosts[rank] for rank in ranks)) if self.hosts else []
