@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from parallel_core.limits import DROPOUT_STEPS
 from parallel_core.models.microbatch_context import Follower
-from parallel_core.outline.base import at_once
+from parallel_core.outline.temporaries import at_once
 
 _LANES = 4
 """Elements that share one 64-bit number, 16 bits each."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from parallel_core.outline.base import FEW_ROWS, widened_rows
+from parallel_core.outline.temporaries import FEW_ROWS, widened_rows
 
 
 class _LayerNorm(torch.autograd.Function):

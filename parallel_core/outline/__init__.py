@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from parallel_core.outline.base import Outline, UnitCost, aligned, block_of
+from parallel_core.outline.base import Outline, block_of
 from parallel_core.outline.gnmt import GnmtOutline
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.outline.mlp import MlpOutline
 from parallel_core.outline.resnet50 import ResNet50Outline
+from parallel_core.outline.unit_cost import UnitCost, aligned
 from parallel_core.outline.vgg16 import Vgg16Outline
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from parallel_core.outline.unit_cost import UnitCost
 from parallel_core.rules import Proposal, refusal
 from parallel_core.rules.stages import name
 
@@ -19,75 +19,8 @@ if TYPE_CHECKING:
     from parallel_core.model_spec import ModelSpec
     from parallel_core.spec import RunSpec
 
-ALIGN = 64
-"""Alignment of parameters in the flat buffers of the engine, in elements."""
-
 Target = Literal["tokens", "images", "positions"]
 """The unit of a throughput: `positions` include tokens and the padding after short sentences."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnitCost:
-    """Memory of one layer on one rank for one micro-batch, in elements of the run's dtype."""
-
-    parameters: tuple[int, ...]
-    """Sizes of its parameters."""
-    boundary: int
-    """Its input, kept even where the layer is recomputed."""
-    inner: int
-    """Everything else that autograd saves for its backward."""
-    passing: int
-    """Peak of its backward's temporaries: gradients of activations, and one weight gradient before it is added."""
-    gathered: int = 0
-    """What W needs in addition to what the layer saves: other ranks' rows (sequence parallelism)."""
-    copied: int = 0
-    """The part of its input of which the layer saves a copy; the original is freed unless the layer is the first of its
-    graph."""
-    outgoing: int = 0
-    """The gradient of its output, where it is included in `passing`."""
-    leaving: int = 0
-    """The gradient of its output, where it is not in `passing`: the caller of a graph's last layer holds it."""
-    loss: int = 0
-    """Peak of the loss's backward, before anything is added to a parameter gradient."""
-    product: int = 0
-    """The part of `passing` that is a weight gradient before it is added; with a split backward it is made in W."""
-    sent: int | None = None
-    """What is left of `passing` when the last of its gradients has been added; None = all of it."""
-    forward: int = 0
-    """Peak of its forward's temporaries, without `original`."""
-    original: int = 0
-    """The input that it saves a copy of (`copied`), if it is still there at that peak."""
-    drawn: int = 0
-    """Temporaries of drawing its dropout's mask for the gradient of its output, at the beginning of its backward."""
-    put_off: int = 0
-    """Addition to `passing` in B of a split backward: inputs of linear layers that a BW would have freed by then."""
-    ends: bool = False
-    """Whether the layer computes the loss."""
-    let_go: int = 0
-    """By how much W needs less than was saved: with gathered columns, only the own columns of an output's gradient."""
-    aside: int = 0
-    """The part of what it saves that W does not need: that of an attention core; all of an LSTM or a convolution."""
-    core: int = 0
-    """What is freed after the forward and recomputed just before the backward (selective recomputation)."""
-    alone: int | None = None
-    """Peak of its forward without a graph; None = about what it would save."""
-    late: int = 0
-    """What a kernel that returns the gradients of all its parameters at once has freed by the time they are added."""
-
-    @property
-    def weights(self) -> int:
-        """Elements that W needs after B: about what was saved, inputs of linear layers and gradients as large as their
-        outputs.
-
-        A layer that computes the loss has no output gradient to keep.
-        """
-        return self.inner - self.aside + self.gathered - self.let_go + (0 if self.ends else self.boundary)
-
-    @property
-    def flat(self) -> int:
-        """Elements that its parameters occupy in a flat buffer."""
-        return sum(aligned(size) for size in self.parameters)
-
 
 NO_WIDTHS = Proposal("leave widths empty", "parallel.widths", [None])
 WITHOUT_GROUP = (
@@ -97,72 +30,6 @@ WITHOUT_GROUP = (
     Proposal("tp={} with sequence=false", "parallel.tp", [1], spare=True, also=[("parallel.sequence", False)]),
 )
 """Ways to one tensor rank of a run with a feature that needs several."""
-
-
-def apart(spec: RunSpec, elements: int) -> int:
-    """Returns `elements` in 16-bit runs, for what exists both in 16 bits and in fp32; otherwise 0."""
-    return elements if spec.fp32_elements > 1 else 0
-
-
-def product(spec: RunSpec, matrix: int) -> int:
-    """Returns the elements of a linear layer's weight gradient before it is added to a sum of another dtype; 0 where no
-    such temporary exists: same dtype, or a layer under torch's fully_shard."""
-    return 0 if spec.parallel.zero_backend == "fully_shard" else apart(spec, matrix)
-
-
-def made(spec: RunSpec, weight: int) -> int:
-    """Returns the elements of a weight's gradient as autograd makes it, before it is added; 0 under fully_shard, where
-    it becomes the sum itself."""
-    return 0 if spec.parallel.zero_backend == "fully_shard" else weight
-
-
-def widened_rows(width: int) -> int:
-    """Returns how many rows of `width` elements a CPU widens to fp32 at a time: as many as fit a core's cache."""
-    return max(1, 2**16 // width)
-
-
-def widened(spec: RunSpec, elements: int, width: int) -> int:
-    """Returns the temporaries of widening a tensor of so many elements for sums over its rows (`models.row_sums`), in
-    elements of the run's dtype; 0 where torch's own kernels sum."""
-    if spec.train.device != "cpu" or spec.fp32_elements == 1:
-        return 0
-    return spec.fp32_elements * min(elements, widened_rows(width) * width)
-
-
-FEW_ROWS = 3072
-"""Up to so many rows PyTorch's CUDA kernel of an embedding's backward adds chunks of 32 rows to a 16-bit gradient, one
-after the other; more are sorted, and summed in fp32 (`embedding_dense_backward_cuda` in ATen/native/cuda/Embedding.cu).
-"""
-
-
-def in_embedding(spec: RunSpec, table: int, out: int, width: int) -> int:
-    """Returns what an embedding's backward holds in addition to the gradient of its output [`out` elements, rows of
-    `width`]: the gradient of its `table`, in 16-bit runs where that is summed in fp32 (`models.row_sums`) of that size
-    and with the rows that are widened for it."""
-    block = widened(spec, out, width)
-    if spec.train.device == "cuda" and spec.fp32_elements > 1 and out <= FEW_ROWS * width:
-        block = spec.fp32_elements * out
-    return table * spec.fp32_elements + block if block else made(spec, table)
-
-
-def at_once(device: str) -> int:
-    """Returns how many 64-bit numbers a dropout draws at a time: on a CPU as many as fit a core's cache."""
-    return 2**14 if device == "cpu" else 2**20
-
-
-def drawn(spec: RunSpec, elements: int) -> int:
-    """Returns the temporaries of drawing a dropout mask of so many elements (`models.dropout`), in elements of the
-    run's dtype.
-
-    These are the mask, one byte per element, and four 64-bit numbers for every four elements, in blocks.
-    """
-    size = elements + 4 * 8 * min(at_once(spec.train.device), elements // 4)
-    return size // spec.element_bytes if spec.model.dropout else 0
-
-
-def aligned(size: int) -> int:
-    """Returns `size` rounded up to a multiple of ALIGN."""
-    return -(-size // ALIGN) * ALIGN
 
 
 def block_of(unit: str) -> str | None:

@@ -11,8 +11,10 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from parallel_core.outline.base import Outline, UnitCost, apart, in_embedding, product
+from parallel_core.outline.base import Outline
 from parallel_core.outline.onednn import lstm_bytes
+from parallel_core.outline.temporaries import apart, in_embedding, product
+from parallel_core.outline.unit_cost import UnitCost
 from parallel_core.rules import rule_error
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from math import gcd
 from typing import TYPE_CHECKING
 
-from parallel_core.outline.base import NO_WIDTHS, WITHOUT_GROUP, Outline, UnitCost
+from parallel_core.outline.base import NO_WIDTHS, WITHOUT_GROUP, Outline
 from parallel_core.outline.gpt_costs import GptCosts
+from parallel_core.outline.unit_cost import UnitCost
 from parallel_core.rules import MAX_VALUES_NAMED, Proposal, divisors, few, nearest, refusal, rule_error
 from parallel_core.rules.stages import WIDTHS, each, name
 

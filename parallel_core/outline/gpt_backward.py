@@ -6,9 +6,9 @@ rank's rows; it is live throughout, since it also flows through the residual con
 
 from __future__ import annotations
 
-from parallel_core.outline.base import product, widened
 from parallel_core.outline.gpt_forward import GptForward
 from parallel_core.outline.gpt_sizes import fused_attention, gathers_columns
+from parallel_core.outline.temporaries import product, widened
 
 
 class GptBackward(GptForward):

@@ -25,11 +25,12 @@ from dataclasses import replace
 from itertools import chain
 from math import prod
 
-from parallel_core.outline.base import UnitCost, apart, drawn, in_embedding, product
 from parallel_core.outline.gpt_backward import GptBackward
 from parallel_core.outline.gpt_sizes import fused_attention, gathers_columns
 from parallel_core.outline.recompute import recomputed
 from parallel_core.outline.splits import split_dim
+from parallel_core.outline.temporaries import apart, drawn, in_embedding, product
+from parallel_core.outline.unit_cost import UnitCost
 
 
 class GptCosts(GptBackward):

@@ -6,8 +6,8 @@ takes the maximum over the moments of a layer's forward.
 
 from __future__ import annotations
 
-from parallel_core.outline.base import drawn
 from parallel_core.outline.gpt_sizes import GptSizes, fused_attention, gathers_columns
+from parallel_core.outline.temporaries import drawn
 
 
 class GptForward(GptSizes):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from parallel_core.outline.base import Outline, UnitCost, product
+from parallel_core.outline.base import Outline
+from parallel_core.outline.temporaries import product
+from parallel_core.outline.unit_cost import UnitCost
 from parallel_core.rules import rule_error
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from parallel_core.outline.base import UnitCost, drawn, product
 from parallel_core.outline.images import ImageOutline
+from parallel_core.outline.temporaries import drawn, product
+from parallel_core.outline.unit_cost import UnitCost
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from parallel_core.outline.base import UnitCost, made
 from parallel_core.outline.images import INDEX_BYTES, ConvolutionOutline
+from parallel_core.outline.temporaries import made
+from parallel_core.outline.unit_cost import UnitCost
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from parallel_core.outline.base import ALIGN, aligned
+from parallel_core.outline.unit_cost import ALIGN, aligned
 from parallel_core.spec import RunSpec
 
 BUCKET_BYTES = {"cpu": 16 * 2**20, "cuda": 25 * 2**20}

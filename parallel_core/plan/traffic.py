@@ -18,9 +18,9 @@ from typing import Literal, NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
-from parallel_core.outline.base import ALIGN
 from parallel_core.outline.recompute import rebuilt
 from parallel_core.outline.splits import ROW, summed_by_rows
+from parallel_core.outline.unit_cost import ALIGN
 from parallel_core.plan.fully_sharded import by_torch, chunk
 from parallel_core.plan.grad_buckets import shards_of
 from parallel_core.plan.peak import flat_bytes, places_of, standing, unsharded

@@ -15,7 +15,7 @@ from parallel_core.models.layers import Embedding, Positions, RmsNorm
 from parallel_core.models.row_sums import LayerNorm
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.scope import Scope
-from parallel_core.outline.base import FEW_ROWS, in_embedding
+from parallel_core.outline.temporaries import FEW_ROWS, in_embedding
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.sequence import Rows, SharedPositions
