@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dashboard.schedules.cards import CARDS, Card
 from parallel_core.outline.recompute import recompute_label
-from parallel_core.rules.stages import name
+from parallel_core.rules.stages import dashed_text
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import RunSpec
 
@@ -88,9 +88,9 @@ def _words(spec: RunSpec) -> Iterator[Word]:
         card = _pipeline(label)
         yield Word(label, card.title, MEANINGS.get(split.schedule, card.idea), card.key) if card else OWN
     if split.replicas is not None:
-        yield Word(name(split.replicas), REPLICAS, BY_STAGE[REPLICAS])
+        yield Word(dashed_text(split.replicas), REPLICAS, BY_STAGE[REPLICAS])
     if split.widths is not None:
-        yield Word(f"TP {name(split.widths)}", WIDTHS, BY_STAGE[WIDTHS])
+        yield Word(f"TP {dashed_text(split.widths)}", WIDTHS, BY_STAGE[WIDTHS])
     if split.early_gradients:
         yield EARLY
     if split.recompute != "none":

@@ -9,7 +9,7 @@ from pydantic import Field
 from parallel_core import limits
 from parallel_core.faults.base import Fault, Rank
 from parallel_core.rules import Proposal, divisors
-from parallel_core.rules.stages import name
+from parallel_core.rules.stages import dashed_text
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -36,7 +36,7 @@ class FlippedBit(Fault):
             raise self.wrong("", problem, *proposals, self.left_out(spare=bool(proposals)), others=("parallel.dp",))
         self.need_rank(spec, self.rank)
         if self.rank not in (able := self._with_replica(spec)):
-            replicas = f"with replicas={name(spec.parallel.copies)}"
+            replicas = f"with replicas={dashed_text(spec.parallel.copies)}"
             problem = f"{replicas}, rank={self.rank} has no replica that it would differ from; use"
             raise self.wrong("rank", problem, self.proposal("rank", able, self.rank), others=("parallel.replicas",))
         if spec.parallel.zero > 2:

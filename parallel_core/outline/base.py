@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from parallel_core.outline.unit_cost import UnitCost
 from parallel_core.rules import Proposal, refusal
-from parallel_core.rules.stages import name
+from parallel_core.rules.stages import dashed_text
 
 if TYPE_CHECKING:
     from parallel_core.model_spec import ModelSpec
@@ -90,7 +90,7 @@ class Outline(ABC):
         """
         why = f"is not possible with kind={self.model.kind}: {self.whole}"
         if widths:
-            raise refusal(("parallel.widths", "model.kind"), f"widths={name(widths)} {why}; use", NO_WIDTHS)
+            raise refusal(("parallel.widths", "model.kind"), f"widths={dashed_text(widths)} {why}; use", NO_WIDTHS)
         raise refusal(
             ("parallel.tp", "model.kind"),
             f"tp={tp} {why}; use",

@@ -10,7 +10,7 @@ from parallel_core.outline.base import NO_WIDTHS, WITHOUT_GROUP, Outline
 from parallel_core.outline.gpt_costs import GptCosts
 from parallel_core.outline.unit_cost import UnitCost
 from parallel_core.rules import MAX_VALUES_NAMED, Proposal, divisors, few, nearest, refusal, rule_error
-from parallel_core.rules.stages import WIDTHS, each, name
+from parallel_core.rules.stages import WIDTHS, dashed_text, each
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -99,7 +99,7 @@ class GptOutline(Outline):
         other, why = f"model.{leaf}", f"does not divide {leaf}={shared[leaf]}"
         if widths:
             near = self._nearest_widths(widths)
-            problem = f"widths={name(widths)} has {tp} tensor ranks in a stage, which {why}; use"
+            problem = f"widths={dashed_text(widths)} has {tp} tensor ranks in a stage, which {why}; use"
             proposals = (each(WIDTHS, near), NO_WIDTHS)
             raise refusal(("parallel.widths", other), problem, *proposals)
         fewer = Proposal("{}", "parallel.tp", nearest(divisors(shared[leaf]), tp), MAX_VALUES_NAMED)

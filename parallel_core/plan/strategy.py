@@ -14,7 +14,7 @@ from parallel_core.outline.recompute import recompute_label, recomputed
 from parallel_core.plan.in_flight import alike, shortened
 from parallel_core.plan.partition import flop_weights
 from parallel_core.plan.split_bubbles import IDLE
-from parallel_core.rules.stages import name
+from parallel_core.rules.stages import dashed_text
 from parallel_core.schedule import plain
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.traits import TRAITS
@@ -170,10 +170,10 @@ def _simulated(split: ParallelSpec) -> float:
 
 
 def _axes(split: ParallelSpec) -> list[tuple[str, int | str]]:
-    tensor = ("TP", split.tp if split.widths is None else name(split.widths))
+    tensor = ("TP", split.tp if split.widths is None else dashed_text(split.widths))
     pipeline = TRAITS[split.schedule].label
     if split.replicas is not None:
-        named = [(pipeline, name(split.replicas)), tensor]
+        named = [(pipeline, dashed_text(split.replicas)), tensor]
     else:
         named = [("DP", split.dp), tensor, (pipeline, split.pp)]
     return [(axis, degree) for axis, degree in named if degree != 1]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic_core import PydanticCustomError
 
 from parallel_core.rules import Proposal, divisors, refusal
-from parallel_core.rules.stages import REPLICAS, WIDTHS, EachStage, each, in_place_of, name
+from parallel_core.rules.stages import REPLICAS, WIDTHS, EachStage, dashed_text, each, in_place_of
 from parallel_core.rules.tensor import check_tensor
 from parallel_core.schedule import places
 from parallel_core.schedule.ways import ways
@@ -37,7 +37,7 @@ def check_communicators(spec: RunSpec) -> None:
     most = communicators(split, spec.model.tied)
     if most <= MAX_COMMUNICATORS:
         return
-    text = " with ".join(f"{what.leaf}={name(getattr(split, what.leaf))}" for what in uneven) or "the program"
+    text = " with ".join(f"{what.leaf}={dashed_text(getattr(split, what.leaf))}" for what in uneven) or "the program"
     leaves = [what.leaf for what in uneven] or ["program"]
     raise refusal(
         (*(f"parallel.{leaf}" for leaf in leaves), "train.device"),

@@ -9,7 +9,7 @@ from parallel_core.analysis.quantities import plural_text
 from parallel_core.outline import outline_of
 from parallel_core.rules import MAX_VALUES_NAMED, Proposal, divisors, few, nearest, refusal, rule_error
 from parallel_core.rules.pipeline import fewest_micro_batches
-from parallel_core.rules.stages import REPLICAS, check_each_stage, in_place_of, name
+from parallel_core.rules.stages import REPLICAS, check_each_stage, dashed_text, in_place_of
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import TRAITS, round_robins
 
@@ -23,8 +23,8 @@ def check_replicas(spec: RunSpec) -> None:
         return
     check_each_stage(spec.parallel, REPLICAS)
     for check in (_check_schedule, _check_micro_batches):
-        check(spec.parallel, name(spec.parallel.replicas))
-    _check_beside(spec, name(spec.parallel.replicas))
+        check(spec.parallel, dashed_text(spec.parallel.replicas))
+    _check_beside(spec, dashed_text(spec.parallel.replicas))
 
 
 def check_batch(spec: RunSpec) -> None:
@@ -81,7 +81,7 @@ def advice(replicas: tuple[int, ...], micro_batches: int) -> str:
     if not micro_batches % every:
         return ""
     return (
-        f"{plural_text(micro_batches, 'micro-batch')} {do} not divide evenly over {name(replicas)} replicas; "
+        f"{plural_text(micro_batches, 'micro-batch')} {do} not divide evenly over {dashed_text(replicas)} replicas; "
         f"a multiple of {every} keeps all of them busy."
     )
 

@@ -24,7 +24,7 @@ REPLICAS = EachStage("replicas", "says how often each stage is there", "dp")
 WIDTHS = EachStage("widths", "says how many tensor ranks each stage has", "tp")
 
 
-def name(values: tuple[int, ...]) -> str:
+def dashed_text(values: tuple[int, ...]) -> str:
     """Formats the values as in PipeDream's paper: 2-1-1."""
     return "-".join(map(str, values))
 
@@ -34,7 +34,7 @@ def ranks_text(split: ParallelSpec) -> str:
 
     def axis(what: EachStage) -> str:
         values = getattr(split, what.leaf)
-        return f"{what.whole}={getattr(split, what.whole)}" if values is None else f"{what.leaf}={name(values)}"
+        return f"{what.whole}={getattr(split, what.whole)}" if values is None else f"{what.leaf}={dashed_text(values)}"
 
     return f"{axis(REPLICAS)} x {axis(WIDTHS)} x pp={split.pp}"
 
@@ -53,7 +53,7 @@ def in_place_of(what: EachStage, values: Sequence[int]) -> Proposal:
 def check_each_stage(split: ParallelSpec, what: EachStage) -> None:
     """Checks that there is a number for each place of a pipeline, and that the other field is not set."""
     values: tuple[int, ...] = getattr(split, what.leaf)
-    text, count, whole = f"{what.leaf}={name(values)}", len(values), getattr(split, what.whole)
+    text, count, whole = f"{what.leaf}={dashed_text(values)}", len(values), getattr(split, what.whole)
     empty = Proposal(f"leave {what.leaf} empty", f"parallel.{what.leaf}", [None])
     if whole > 1:
         raise refusal(

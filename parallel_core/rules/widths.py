@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.rules import Proposal, nearest, refusal
-from parallel_core.rules.stages import WIDTHS, check_each_stage, each, in_place_of, name
+from parallel_core.rules.stages import WIDTHS, check_each_stage, dashed_text, each, in_place_of
 from parallel_core.schedule import places
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def check_widths(spec: RunSpec) -> None:
     if split.widths is None:
         return
     check_each_stage(split, WIDTHS)
-    text = name(split.widths)
+    text = dashed_text(split.widths)
     if split.sequence:
         raise refusal(
             ("parallel.sequence", "parallel.widths"),

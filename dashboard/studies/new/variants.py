@@ -22,7 +22,7 @@ from dashboard.studies.new.written import Again, OwnSchedule, StageSplit
 from parallel_core import limits
 from parallel_core.analysis.quantities import short_text
 from parallel_core.plan import strategy as naming
-from parallel_core.rules.stages import name as name_of
+from parallel_core.rules.stages import dashed_text
 from parallel_core.schedule.traits import TRAITS, flushes
 from parallel_core.spec import RunSpec, TrainSpec, field_errors
 from workers.contract import ResumeFrom
@@ -137,7 +137,7 @@ def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_step
         spec["train"]["clip"] = "stage"
         title = TRAITS[split["schedule"]].label if "schedule" in split else "DP"
         if "replicas" in split:
-            title += f" {name_of(split['replicas'])}"
+            title += f" {dashed_text(split['replicas'])}"
         found.add(valid(spec, title))
     return found.plan()
 

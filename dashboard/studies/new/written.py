@@ -15,7 +15,7 @@ from typing import Any
 from parallel_core import limits
 from parallel_core.analysis.quantities import count_text
 from parallel_core.outline.recompute import label_of
-from parallel_core.rules.stages import name as name_of
+from parallel_core.rules.stages import dashed_text
 from parallel_core.schedule import custom
 from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.ir import Schedule
@@ -67,7 +67,7 @@ class StageSplit:
 
     def __str__(self) -> str:
         if max(self.widths) == 1:
-            return name_of(self.replicas)
+            return dashed_text(self.replicas)
         return "-".join(f"{copies}x{width}" for copies, width in zip(self.replicas, self.widths, strict=True))
 
     @property
