@@ -87,9 +87,9 @@ class Judge:
         self.broken = False
         """Whether the last step's loss, or a gradient that it applied, is not finite (False if nobody watches)."""
 
-    def see(self, totals: Totals, step: int) -> Reason:
-        """Takes account of the totals of `step`; returns the reason for which to stop after it, if any."""
-        found = Reason(totals.stop)
+    def see(self, totals: Totals, step: int) -> None:
+        """Takes account of the totals of `step`; `reason` says then whether to stop after it."""
+        found = totals.stop
         if self._watches:
             bad = not math.isfinite(totals.loss)
             self.since = -1 if not bad else self.since if self._bad else step
@@ -98,4 +98,3 @@ class Judge:
             if self._bad >= NOT_FINITE_STEPS:
                 found = max(found, Reason.NOT_FINITE)
         self.reason = max(self.reason, found)
-        return found

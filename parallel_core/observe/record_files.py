@@ -55,7 +55,7 @@ class Sink(Protocol):
     """Receives the records of a rank."""
 
     def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
-        """Adds a record of a kind and with the keys that the top of this file lists. Raises OSError if it cannot be
+        """Adds a record of a kind, with the keys that `observe.records` lists for it. Raises OSError if it cannot be
         written, as on a full disk; nothing of it is there then."""
 
 

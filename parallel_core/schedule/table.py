@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from parallel_core.limits import MAX_MICRO_BATCHES, MAX_STAGES
 from parallel_core.schedule.ir import COMPUTE, Kind, Op, Program, Schedule
-from parallel_core.schedule.traits import Sync
+from parallel_core.schedule.traits import CUSTOM, Sync
 
 _THEIRS = {Kind.F: "F", Kind.BW: "B", Kind.B: "I", Kind.W: "W"}
 _OURS = {text: kind for kind, text in _THEIRS.items()}
@@ -42,7 +42,7 @@ def to_csv(schedule: Schedule) -> str:
     return "".join(",".join(row) + "\n" for row in rows)
 
 
-def from_csv(text: str, name: str = "custom") -> Schedule:
+def from_csv(text: str) -> Schedule:
     """The compute-only schedule of one replica in torch's format. Raises TableError; `check` validates the rest."""
     try:  # any system's line endings, and a byte order mark as some editors write it
         lines = io.StringIO(text.removeprefix("\ufeff"), newline=None)
@@ -54,7 +54,7 @@ def from_csv(text: str, name: str = "custom") -> Schedule:
     programs = tuple(
         tuple(_parse(cell.strip(), q, i) for i, cell in enumerate(row) if cell.strip()) for q, row in enumerate(rows)
     )
-    return _schedule(name, programs)
+    return _schedule(CUSTOM, programs)
 
 
 def _schedule(name: str, programs: tuple[Program, ...], sync: Sync = "flush", **fields: Any) -> Schedule:
@@ -141,7 +141,7 @@ def from_json(text: str) -> Schedule:
 
 
 _FORMS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
-    "name": ("custom", lambda value: isinstance(value, str), "a text"),
+    "name": (CUSTOM, lambda value: isinstance(value, str), "a text"),
     "sync": ("flush", lambda value: value in get_args(Sync), f"one of {', '.join(get_args(Sync))}"),
     "vertical": (False, lambda value: isinstance(value, bool), "true or false"),
     "per_step": (0, lambda value: _whole(value) and value >= 0, "a whole number from 0"),

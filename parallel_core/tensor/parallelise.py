@@ -1,13 +1,13 @@
-"""Replaces layers of a model unit by their shards, and determines which slice of each full parameter a rank holds."""
+"""Replaces layers of a model unit by their shards."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from parallel_core.models.dropout import Dropout
 from parallel_core.models.layers import Positions
 from parallel_core.models.loss import CrossEntropySum
-from parallel_core.outline.splits import ROW, VOCAB, TensorSplit, split_dim
+from parallel_core.outline.splits import ROW, VOCAB, TensorSplit
 from parallel_core.tensor.columns import GatheredLinear
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
@@ -64,9 +64,3 @@ def _share_rows(unit: nn.Module, rows: Rows, weights: WeightGradients) -> nn.Mod
         elif isinstance(layer, Dropout):
             layer.held = rows.held
     return unit
-
-
-def shard(full: Tensor, name: str, rank: int, size: int, how: TensorSplit = "pairs") -> Tensor:
-    """Returns rank `rank`'s slice of the full parameter `name` (a view)."""
-    dim = split_dim(name, how)
-    return full if dim is None or size == 1 else full.chunk(size, dim)[rank]

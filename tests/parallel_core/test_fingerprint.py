@@ -32,9 +32,9 @@ from parallel_core.observe.record_files import FileSink, events_path
 from parallel_core.outline.splits import TensorSplit
 from parallel_core.schedule.traits import flushes
 from parallel_core.spec import RunSpec
-from parallel_core.tensor.parallelise import shard
 from tests.parallel_core import ranks
 from tests.parallel_core.frames import read_file
+from tests.parallel_core.shards import shard
 from tests.spies import noting
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}

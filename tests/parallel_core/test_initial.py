@@ -19,7 +19,7 @@ from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.scope import Scope
 from parallel_core.spec import ModelSpec, RunSpec
 from parallel_core.tensor.group import TensorGroup
-from parallel_core.tensor.parallelise import shard
+from tests.parallel_core.shards import shard
 
 MODEL = ModelSpec()
 

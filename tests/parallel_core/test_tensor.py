@@ -20,12 +20,12 @@ from parallel_core.spec import RunSpec
 from parallel_core.tensor.columns import GatheredLinear
 from parallel_core.tensor.group import Begun, TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
-from parallel_core.tensor.parallelise import shard
 from parallel_core.tensor.sequence import GatheringColumn, Rows
 from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding
 from parallel_core.tensor.weights import WeightGradients
 from tests.parallel_core import ranks
 from tests.parallel_core.gradients import grad_of
+from tests.parallel_core.shards import shard
 
 SPEC = RunSpec.model_validate({"parallel": {"tp": 2}})
 

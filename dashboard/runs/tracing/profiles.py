@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from django.db.models import Count, Max, QuerySet
 
 from dashboard.runs.models import ProfilePart, Run
-from parallel_core import limits
 
 Kind = ProfilePart.Kind
 
@@ -33,9 +32,6 @@ class Step:
     @property
     def openable(self) -> bool:
         return any(rank.whole for rank in self.ranks)
-
-
-MAX_MIB = limits.MAX_PROFILE_BYTES >> 20
 
 
 def listed(run: Run, kind: Kind = Kind.PROFILE) -> list[Step]:

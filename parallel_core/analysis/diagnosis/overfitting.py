@@ -2,8 +2,8 @@
 
 Threshold: at the last two evaluations the held-out loss is at least 2 % above its lowest, and the mean loss of training
 before the last one is below that after the lowest, up to the next. (Before the lowest lies the untrained model where it
-is the first.) All evaluations are of the same samples, so without learning they
-do not differ; between updates of one small batch each they fluctuate by less than a per cent.
+is the first.) All evaluations are of the same samples, so without learning they do not differ; between updates of one
+small batch each they fluctuate by less than a per cent.
 """
 
 from __future__ import annotations
