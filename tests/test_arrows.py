@@ -183,3 +183,11 @@ def test_setting_django_up_loads_no_page() -> None:
     names = set(json.loads(told))
     assert "dashboard.runs.models" in names and not names & {"celery", "ninja", "numpy", "redis"}
     assert not [name for name in names if in_any(name, ["dashboard"]) and name.endswith((".admin", "views", ".urls"))]
+
+
+def test_the_pages_load_nothing_that_sends_tasks() -> None:
+    """Only the controller does: the others would load Celery for a function of it."""
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    pages = SET_UP + "import dashboard.asgi, dashboard.urls\n"
+    names = set(json.loads(subprocess.check_output([sys.executable, "-c", pages + LOADED], cwd=ROOT, env=env)))
+    assert "dashboard.runs.views" in names and not names & {"celery", "kombu"}

@@ -16,7 +16,7 @@ from dashboard.fleet.models import Worker
 from dashboard.runs.models import Attempt, Run
 from dashboard.runs.reads import read_by
 from parallel_core.known_fields import without_unknown
-from workers.contract import START_TASK, ControlEntry, ResumeFrom, RunIdentity, StartMessage, control_stream, queue_of
+from workers.contract import START_TASK, ControlEntry, RunIdentity, StartMessage, control_stream, queue_of
 
 KEEP_ENTRIES = 1_000
 ASK_AGAIN_S = 1.0
@@ -69,13 +69,6 @@ def _sender(broker: str) -> Celery:
     return app
 
 
-def resume_from(run: Run) -> ResumeFrom | None:
-    """The checkpoint from which the run begins; None if it begins with step 0."""
-    if run.resume_run_id is None or run.resume_step is None:
-        return None
-    return {"run": run.resume_run_id, "step": run.resume_step}
-
-
 def start_message(attempt: Attempt) -> StartMessage:
     """The argument of the Celery task that starts an attempt; the same for all its nodes."""
     run = attempt.run
@@ -85,7 +78,7 @@ def start_message(attempt: Attempt) -> StartMessage:
         "number": attempt.number,
         "spec": _known_spec(attempt),
         "nodes": attempt.devices,
-        "resume": resume_from(run),
+        "resume": run.resumes_from,
         "task": run.task or None,
     }
     if read := read_by(run, before=attempt.number):

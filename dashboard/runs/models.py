@@ -32,6 +32,7 @@ from dashboard.runs.waiting.deleted_starts import DeletedStart
 from dashboard.runs.waiting.priority import Priority
 from dashboard.uids import new_uid
 from parallel_core.observe.trace_request import HOWS
+from workers.contract import ResumeFrom
 
 __all__ = [
     "ACTIVE",
@@ -156,6 +157,13 @@ class Run(models.Model):
     def generates(self) -> bool:
         """Whether it generates text."""
         return "prompt" in self.task
+
+    @property
+    def resumes_from(self) -> ResumeFrom | None:
+        """The checkpoint from which the run begins; None if it begins with step 0."""
+        if self.resume_run_id is None or self.resume_step is None:
+            return None
+        return {"run": self.resume_run_id, "step": self.resume_step}
 
     @property
     def between(self) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dashboard.control.dispatch import resume_from
 from dashboard.one_look import read_once
 from dashboard.runs.damaged import damaged
 from dashboard.runs.models import Checkpoint, Run
@@ -88,7 +87,7 @@ def lost_beginning(run: Run) -> str:
     step 0."""
     if run.resume_step is None:
         return ""
-    begins = resume_from(run)
+    begins = run.resumes_from
     return missing(begins).get(FIELD, "") if begins else "The run whose checkpoint that was has been deleted."
 
 

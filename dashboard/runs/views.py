@@ -17,7 +17,6 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
 from dashboard.begun import began, typed
-from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
 from dashboard.one_look import one_look
@@ -150,7 +149,7 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
     if run.between:
         return redirect(f"{reverse('fleet:list')}#links")
     name, lost = _name_of_next(run, "copy"), resuming.lost_beginning(run)
-    begins, retries = None if lost else resume_from(run), retries_at_first(run)
+    begins, retries = None if lost else run.resumes_from, retries_at_first(run)
     form = _initial(run.spec, begins, run, name=name, tags=", ".join(run.tags), retries=retries)
     return _form_page(request, form, source=run, begins=begins, lost=lost)
 

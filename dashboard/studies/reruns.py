@@ -11,7 +11,6 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from dashboard.accounts.roles import may_change
-from dashboard.control.dispatch import resume_from
 from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet.listening import away_sentence
 from dashboard.fleet.run_on import RunOn
@@ -216,7 +215,7 @@ def _fleet_check(run: Run, fleet: FleetSnapshot, on: RunOn) -> FleetCheck:
     return fleet_check(
         spec,
         fleet.narrowed(on),
-        begins=resume_from(run),
+        begins=run.resumes_from,
         host_count=run.host_count,
         task=task,
         memory=run.needs_memory or 0,
@@ -253,7 +252,7 @@ def _again(run: Run, study: Study) -> runs.RunRequest:
         "exclusive": not study.side_by_side,
         "host_count": run.host_count,
         "retries": retries_at_first(run),
-        "resume_from": resume_from(run),
+        "resume_from": run.resumes_from,
         "anyway": run.needs_memory is None,
         "repeats": root_of(run),
     }

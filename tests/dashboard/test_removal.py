@@ -16,7 +16,6 @@ from django.utils import timezone
 from dashboard.api.models import Scope
 from dashboard.control import heartbeats, tidying
 from dashboard.control.controller import Controller
-from dashboard.control.dispatch import resume_from
 from dashboard.fleet.models import Leftover, Worker
 from dashboard.runs import removal, services
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, Event, LogChunk, Run, SeriesChunk, State
@@ -153,7 +152,7 @@ def test_a_run_that_another_goes_on_from_stays_until_that_has_ended(alice: Any) 
     assert removal.delete(runs=[run.pk], user=alice) == 1
     later.refresh_from_db()
     assert (later.resume_run_id, later.resume_step) == (None, 5), "it still did not begin with step 0"
-    assert resume_from(later) is None, "there is no checkpoint left"
+    assert later.resumes_from is None, "there is no checkpoint left"
 
 
 def test_all_or_none(alice: Any, admin: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from dashboard.control.dispatch import resume_from
 from dashboard.control.multi_host import NONE_FAILED
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import resuming, selectors
@@ -181,7 +180,7 @@ def _less_memory(run: Run) -> str:
     if not spec.trace.memory_cap and not counted(spec):
         return f"Clone it with a smaller model or batch. {NOT_COUNTED}"
     limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
-    begins = resume_from(run)
+    begins = run.resumes_from
     alone, _, offered = offered_to(spec, fleet, Files.of(fleet), begins=begins, host_count=run.host_count)
     here = offered.most(alone)
     fixes = tried_fixes(spec, limit, here)[0] if here else ()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from django.db.models import Max
 
-from dashboard.control.dispatch import resume_from
 from dashboard.control.hosts import NOBODY, Request
 from dashboard.fleet.selectors import kind_of
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
@@ -31,13 +30,13 @@ class Beginnings:
         held = rows.values_list("run", "worker", "attempt__devices")
         self.own: dict[int, Holder] = {run: Holder.of(*by) for run, *by in held}
         """run -> who wrote its own newest checkpoint, in an earlier attempt."""
-        self.files.look_up([begins for run in runs if run.pk not in self.own and (begins := resume_from(run))])
+        self.files.look_up([begins for run in runs if run.pk not in self.own and (begins := run.resumes_from)])
 
     def of(self, run: Run) -> Holder | None:
         """Who wrote the checkpoint that the run needs to start; None if it needs none, or that no longer exists."""
         if run.resume_run_id is None:
             return None
-        own, begins = self.own.get(run.pk), resume_from(run)
+        own, begins = self.own.get(run.pk), run.resumes_from
         return own if own is not None or begins is None else self.files.holder(begins)
 
     def missing(self, run: Run) -> str:

@@ -9,7 +9,6 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from dashboard.accounts.roles import may_change
-from dashboard.control.dispatch import resume_from
 from dashboard.deadlocks import again_after_deadlock
 from dashboard.fleet.run_on import RunOn
 from dashboard.fleet.selectors import FleetSnapshot
@@ -134,7 +133,7 @@ def _refusal(of: Run | Study, queued: list[Run], on: RunOn) -> str:
             continue
         seen.add(shape)
         check = fleet_check(
-            RunSpec.stored(one.spec), fleet, begins=resume_from(one), host_count=one.host_count, task=task_of(one.task)
+            RunSpec.stored(one.spec), fleet, begins=one.resumes_from, host_count=one.host_count, task=task_of(one.task)
         )
         if check.errors:
             said = " ".join(check.errors.values())
