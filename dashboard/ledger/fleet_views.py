@@ -11,7 +11,7 @@ from django.views.decorators.http import require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from dashboard.analyst.shown import unanswered
-from dashboard.ledger import selectors
+from dashboard.ledger import records
 from dashboard.ledger.fleet_page import FleetForm, FleetPage
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.ledger.pending_profiles import asked
@@ -64,4 +64,4 @@ def _found(form: FleetForm, user: Any) -> dict[str, Any]:
     wait = unanswered(page.search, "Simulating every split", part, whole, user)
     if wait:
         return {"page": page, "wait": wait}
-    return {"page": page, "chart": page.chart(), "record": selectors.time_record().sentence()}
+    return {"page": page, "chart": page.chart(), "record": records.time_record().sentence()}

@@ -20,7 +20,7 @@ from django.views.decorators.http import require_POST
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
 from dashboard.fields import Form
-from dashboard.ledger import selectors
+from dashboard.ledger import records
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.numbers import number
 from parallel_core.analysis.quantities import ratio_text, sentence_text
@@ -46,7 +46,7 @@ def eligible() -> QuerySet[Prediction]:
     nobody disturbed. Runs with deterministic kernels that were predicted from the usual ones, before these had
     profiles of their own, are left out: such a table cannot predict them (`profile.request.other_kernels`).
     """
-    rows = selectors.settled().filter(
+    rows = records.settled().filter(
         profile__state=ProfileState.DONE, seconds__isnull=False, measured_seconds__gt=0, disturbed=False, hosts=[]
     )
     exact = {"run__spec__train__device": "cuda", "run__spec__train__deterministic": True}

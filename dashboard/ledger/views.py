@@ -15,7 +15,7 @@ from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.analyst.shown import unanswered
 from dashboard.charts import layers
-from dashboard.ledger import recalibration, selectors, services
+from dashboard.ledger import recalibration, records, selectors, services
 from dashboard.ledger.alpa_part import Part
 from dashboard.ledger.forms import CutForm, ProfileForm
 from dashboard.ledger.models import Profile, ProfileState
@@ -77,7 +77,7 @@ def _page(form: CutForm) -> dict[str, Any]:
         ],
         "run_address": address,
         "why_not": why_not,
-        "record": selectors.time_record().sentence(),
+        "record": records.time_record().sentence(),
         "legend": [(phase, phase) for phase in ("forward", "backward")],
     }
 
@@ -151,22 +151,22 @@ def withdraw(request: HttpRequest, pk: int) -> HttpResponse:
 @require_safe
 def record(request: HttpRequest) -> HttpResponse:
     """The newest settled predictions next to what was measured."""
-    rows, times = list(selectors.settled()[:SHOWN]), selectors.time_record()
+    rows, times = list(records.settled()[:SHOWN]), records.time_record()
     usable = recalibration.among(rows) if may_submit(request.user) else set()
     mine = {row.pk for row in rows if row.pk in usable and may_change(request.user, row.profile)}
     context = {
         "tabs": TABS,
         "tab": "record",
         "rows": rows,
-        "total": selectors.settled().count(),
+        "total": records.settled().count(),
         "times": times,
-        "both": selectors.of_both(times, selectors.memory_record()),
+        "both": records.of_both(times, records.memory_record()),
         "eligible": mine,
         "may_not": recalibration.MAY_NOT if usable - mine else "",
         "marked": set(numbers(",".join(request.GET.getlist("fit")))),
         "rule": recalibration.RULE,
         "recalibrated": recalibration.latest(request.user),
-        "replays": selectors.replay_record(),
-        "paced": selectors.paced_record(),
+        "replays": records.replay_record(),
+        "paced": records.paced_record(),
     }
     return render(request, "ledger/record.html", context)

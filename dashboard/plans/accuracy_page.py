@@ -8,7 +8,7 @@ from typing import Any
 
 from dashboard.charts import errors
 from dashboard.charts.chart import Chart
-from dashboard.ledger import selectors
+from dashboard.ledger import records
 from parallel_core.analysis.quantities import percent_text, seconds_text, signed_percent_text, significant
 from parallel_core.plan.cluster import accuracy, pipedream_2019
 from parallel_core.plan.cluster.fit import FREE
@@ -52,11 +52,11 @@ def step_times() -> Section:
 
 def record() -> Section:
     """This yard's runs: each was predicted before it was queued, and settled by its measurement."""
-    times, memory_of = selectors.time_record(), selectors.memory_record()
-    settled = selectors.settled()
+    times, memory_of = records.time_record(), records.memory_record()
+    settled = records.settled()
     more = {"times": times, "rows": settled[:RECORDED], "total": settled.count()}
-    more["paced"] = selectors.paced_record()
-    text = " ".join(selectors.of_both(times, memory_of)).rstrip()
+    more["paced"] = records.paced_record()
+    text = " ".join(records.of_both(times, memory_of)).rstrip()
     return Section("record", "Runs of this yard", [text], template="plans/accuracy/record.html", more=more)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Required, TypedDict, Unpack
 from pydantic import ValidationError
 
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.ledger import records
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
@@ -125,7 +126,7 @@ def _predicted(spec: RunSpec, errors: dict[str, str], check: FleetCheck, resume_
         limit=limit,
         memory_error=found.sentence if found.fits is False else "",
         predicted=ledger.predicted(spec, workers),
-        record=ledger.time_record().sentence(),
+        record=records.time_record().sentence(),
         hosts=several(workers),
         waits="" if errors else check.waits,
         **_warned(spec, errors, check, workers, resume_from),

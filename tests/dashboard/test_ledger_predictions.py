@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.ledger import forms, selectors
+from dashboard.ledger import forms, records, selectors
 from dashboard.ledger import simulated as simulated_steps
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.services import answer_profile, ask_profile, settle
@@ -49,15 +49,15 @@ def test_a_run_is_predicted_when_queued_and_settled_when_done(profile: Profile, 
     run = services.submit(owner=alice, spec=SPEC.model_dump(mode="json"))
     said = Prediction.objects.get(run=run)
     assert said.profile == profile and said.seconds and said.memory
-    assert selectors.time_record().sentence() == "No predictions settled yet."
+    assert records.time_record().sentence() == "No predictions settled yet."
     Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
     run.refresh_from_db()
     measured = {"timed": {"median": said.seconds / 1.25}, "memory": {"peak_total": 2 * said.memory}, "cpu_others": 0.0}
     settle(run, measured)
-    assert selectors.time_record().sentence() == "1 prediction, mean error 25.0 %, bias +25.0 %, worst +25.0 %."
-    assert selectors.memory_record().sentence() == "1 prediction, mean error 50.0 %, bias −50.0 %, worst −50.0 %."
+    assert records.time_record().sentence() == "1 prediction, mean error 25.0 %, bias +25.0 %, worst +25.0 %."
+    assert records.memory_record().sentence() == "1 prediction, mean error 50.0 %, bias −50.0 %, worst −50.0 %."
     settle(run, {**measured, "cpu_others": 0.5})
-    assert selectors.time_record().sentence() == "No predictions settled yet (1 disturbed left out)."
+    assert records.time_record().sentence() == "No predictions settled yet (1 disturbed left out)."
 
 
 def test_runs_with_deterministic_kernels_have_profiles_of_their_own(worker: Worker, alice: Any) -> None:
@@ -151,23 +151,23 @@ def test_a_prediction_says_how_far_the_drift_of_its_devices_may_take_it(
     within, beyond = (said.high_seconds * share for share in (0.99, 1.01))
     for median, inside in ((within, 1), (beyond, 0)):
         settle(run, {"timed": {"median": median}, "memory": None, "cpu_others": 0.0})
-        assert selectors.time_record().inside == inside and len(selectors.time_record().as_likely) == 1
+        assert records.time_record().inside == inside and len(records.time_record().as_likely) == 1
         page = member.get(reverse("ledger:record")).content.decode()
         assert f"{inside} of 1 lay in the range said for eight of ten" in page
         assert range_text(said.low_seconds, said.high_seconds) in page
     settle(run, {"timed": {"median": within}, "memory": None, "cpu_others": 0.5})
-    assert selectors.time_record().as_likely == (), "a disturbed run does not count"
+    assert records.time_record().as_likely == (), "a disturbed run does not count"
 
 
 def test_what_is_not_settled_is_said_once() -> None:
-    none, one = selectors.Record(), selectors.Record((0.25,))
-    assert selectors.of_both(none, none) == ("No predictions settled yet.", "")
-    assert selectors.of_both(none, one)[0] == "No step times settled yet."
-    assert selectors.of_both(one, none)[0].startswith("Step times: 1 prediction, ")
+    none, one = records.Record(), records.Record((0.25,))
+    assert records.of_both(none, none) == ("No predictions settled yet.", "")
+    assert records.of_both(none, one)[0] == "No step times settled yet."
+    assert records.of_both(one, none)[0].startswith("Step times: 1 prediction, ")
 
 
 def test_what_is_left_out_is_counted_by_its_reason() -> None:
-    kinds = [selectors.Record(disturbed=noisy, elsewhere=away) for noisy, away in ((0, 0), (2, 0), (0, 1), (2, 1))]
+    kinds = [records.Record(disturbed=noisy, elsewhere=away) for noisy, away in ((0, 0), (2, 0), (0, 1), (2, 1))]
     assert [kind.sentence() for kind in kinds] == [
         "No predictions settled yet.",
         "No predictions settled yet (2 disturbed left out).",
@@ -186,14 +186,14 @@ def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker,
     assert said.seconds
     measured = {"timed": {"median": 1.5 * said.seconds}, "memory": None, "cpu_others": 0.0}
     settle(run, measured)
-    assert Prediction.objects.get(run=run).paced_seconds is None and not selectors.paced_record().errors
+    assert Prediction.objects.get(run=run).paced_seconds is None and not records.paced_record().errors
     paces(run, [0.003] * 6)
     settle(run, measured)
     now = Prediction.objects.get(run=run)
     assert now.seconds == said.seconds and now.time_error == "−33.3 %"
     assert now.paced_seconds == pytest.approx(1.5 * said.seconds, rel=0.02) and now.paced_error in ("+0.0 %", "0.0 %")
     page = member.get(reverse("ledger:record")).content.decode()
-    assert f"at its pace {now.paced_error}" in page and selectors.paced_record().sentence() in page
+    assert f"at its pace {now.paced_error}" in page and records.paced_record().sentence() in page
 
 
 def test_rules_know_the_pace_of_each_rank(profile: Profile, alice: Any) -> None:

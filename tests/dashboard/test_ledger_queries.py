@@ -9,7 +9,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from dashboard.ledger import recalibration, selectors
+from dashboard.ledger import recalibration, records
 from dashboard.ledger.fleet_page import FleetForm
 from dashboard.ledger.forms import CutForm
 from dashboard.ledger.models import Profile
@@ -34,8 +34,8 @@ def large(queries: CaptureQueriesContext) -> list[str]:
 
 def test_records_and_lists_read_no_tables(settled: None) -> None:
     with CaptureQueriesContext(connection) as seen:
-        times, paced, replayed = selectors.time_record(), selectors.paced_record(), selectors.replay_record()
-        rows = list(selectors.settled())
+        times, paced, replayed = records.time_record(), records.paced_record(), records.replay_record()
+        rows = list(records.settled())
         assert {str(row.profile) for row in rows} == {"GPT 4 x 32, fp32 on yard-a"}
         assert len(list(recalibration.eligible())) == 2
         for form in (CutForm(), FleetForm()):

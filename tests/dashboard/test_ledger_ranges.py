@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from dashboard.ledger import selectors
+from dashboard.ledger import records, selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.ranges import Range
 from dashboard.ledger.services import settle
@@ -88,10 +88,10 @@ def test_another_host_has_errors_of_its_own(profile: Profile, alice: Any) -> Non
 
 def test_an_older_range_is_not_held_against_what_it_never_said(profile: Profile, alice: Any, member: Client) -> None:
     ran(alice, REPLICAS[:2])
-    assert len(selectors.time_record().as_likely) == 2
+    assert len(records.time_record().as_likely) == 2
     newest = Prediction.objects.order_by("-pk")[0]
     Prediction.objects.filter(pk=newest.pk).update(earlier=None)
-    assert len(selectors.time_record().as_likely) == 1
+    assert len(records.time_record().as_likely) == 1
     assert "as its devices drift" in member.get(reverse("ledger:record")).content.decode()
 
 

@@ -12,6 +12,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.roles import may_submit
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.ledger import records
 from dashboard.ledger import selectors as ledger
 from dashboard.numbers import number
 from dashboard.runs.form.form_words import in_form_words
@@ -127,7 +128,7 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
     found["warnings"] = {kind: in_form_words(reruns.by_reason(said)) for kind, said in plan.warnings.items()}
     found["too_many"] = services.too_many(plan, form.cleaned_data.get("repeats") or 1)
     found["untimed"] = next((step.untimed for step in steps if step.untimed), None)
-    return {**found, "record": ledger.time_record().sentence() if any(step.seconds for step in steps) else ""}
+    return {**found, "record": records.time_record().sentence() if any(step.seconds for step in steps) else ""}
 
 
 def _rows(plan: Plan, fleet: FleetSnapshot) -> list[dict[str, Any]]:
