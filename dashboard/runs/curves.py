@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.runs.metrics import joined, merged
 from dashboard.runs.models import Run, SeriesChunk
+from dashboard.runs.series_parts import joined, merged
 from dashboard.runs.tracing.host_clocks import ahead
 from parallel_core.observe.records import POINT, SPARSE_SERIES
 

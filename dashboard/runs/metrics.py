@@ -1,22 +1,24 @@
-"""Reads metric series from packed chunks: merged over attempts, thinned to a chart's width without hiding spikes."""
+"""Reads metric series from packed chunks: merged over attempts (`series_parts`), thinned to a chart's width without
+hiding spikes."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from django.db.models import Case, F, Min, Q, QuerySet, When
 
 from dashboard.one_look import read_once
 from dashboard.runs.models import Attempt, Run, SeriesChunk
+from dashboard.runs.series_parts import Part, attempt_count, followed, joined, merged
 from dashboard.runs.tracing.host_clocks import ahead
 from parallel_core.analysis.downsample import Means, thin
 from parallel_core.observe.records import POINT, SPARSE_SERIES
@@ -61,7 +63,7 @@ def series(
     """Points with step > `since_step`. From its first step on, a later attempt's points replace the earlier ones.
 
     `buckets` > 0 thins them; 0 keeps all. Without `pauses`, times go on as if no time had passed between attempts (see
-    `pause`).
+    `series_parts.pause`).
     """
     return _series(_points(run, name, rank, since_step, pauses), buckets)
 
@@ -85,8 +87,8 @@ def series_and_replaced(
     """The series of a rank, and of each earlier attempt the points that a later one replaced, if there are any.
     `pauses` as in `series`."""
     parts, replaced = _merged(_chunks(run, name, rank), ahead(run, rank), begun=_begun(run, name))
-    points, older = _followed(parts, replaced, pauses=pauses)
-    found = replace(_series(points, buckets), attempts=_count(parts))
+    points, older = followed(parts, replaced, pauses=pauses)
+    found = replace(_series(points, buckets), attempts=attempt_count(parts))
     return found, [_series(one, buckets) for one in older.values()]
 
 
@@ -118,9 +120,9 @@ def grown(run: Run, name: str, rank: int, step: int, *, pauses: bool = True) -> 
             held += head.points
         else:
             over[head.attempt] += head.points
-    points, moved = _followed(parts, replaced, pauses=pauses)
+    points, moved = followed(parts, replaced, pauses=pauses)
     older = [_series(own, 0, over[number]) for number, own in moved.items()]
-    return replace(_series(points, 0, held), attempts=_count(parts)), older
+    return replace(_series(points, 0, held), attempts=attempt_count(parts)), older
 
 
 def first_after(run: Run, name: str, rank: int, step: int, limit: int) -> Series:
@@ -218,71 +220,10 @@ def by_rank(run: Run, name: str, ranks: int) -> list[list[float]]:
     return [one.value[np.isin(one.step, common)].tolist() for one in each]
 
 
-def pause(before: np.ndarray, later: np.ndarray) -> float:
-    """Seconds to subtract from the times of a later attempt's points, so that its first point comes a usual step after
-    the last point `before` it that is still valid, or where there is none, when the points before it began."""
-    if not len(before) or not len(later):
-        return 0.0
-    kept = before[before["step"] < later["step"][0]]
-    if not len(kept):
-        return float(later["time"][0] - before["time"][0])
-    usual = kept if len(kept) > 1 else later
-    seconds = np.diff(usual["time"].astype(np.float64)) / np.diff(usual["step"].astype(np.float64))
-    missed = int(later["step"][0]) - int(kept["step"][-1])
-    return float(later["time"][0] - kept["time"][-1] - missed * (np.median(seconds) if len(seconds) else 0.0))
-
-
 def left_out(runs: Iterable[Run]) -> str:
     """For the source of a chart of seconds: says that pauses are not counted, if any of the runs had one; else ''."""
     retried = Attempt.objects.filter(run__in=[run.pk for run in runs], number__gt=1).exists()
     return f"; {BETWEEN}" if retried else ""
-
-
-Part = tuple[int, np.ndarray]
-"""(number of the attempt, points)."""
-
-
-def joined(parts: Sequence[Part], *, pauses: bool = True) -> np.ndarray:
-    """The parts of `_merged`, one after another. Without `pauses`, those of each later attempt are moved to follow the
-    ones before; so they are where they would else begin before these, by a clock that no heartbeat has told."""
-    held = np.empty(0, POINT)
-    for _, own in groupby(parts, key=itemgetter(0)):
-        points = np.concatenate([part for _, part in own])
-        if not pauses or (len(held) and len(points) and points["time"][0] < held["time"][-1]):
-            points["time"] -= pause(held, points)
-        held = np.concatenate([held, points])
-    return held
-
-
-def _followed(
-    parts: Sequence[Part], replaced: Mapping[int, np.ndarray], *, pauses: bool
-) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """`joined`, and what was replaced: without `pauses` moved as the attempt that it is of. Attempts of which nothing
-    holds are moved towards the first of which something does: `grown` reads few of their points."""
-    if pauses:
-        return joined(parts), dict(replaced)
-    held, moved, none = np.empty(0, POINT), dict[int, np.ndarray](), np.empty(0, POINT)
-    kept = {number: np.concatenate([part for _, part in own]) for number, own in groupby(parts, key=itemgetter(0))}
-    lost_all = none
-    for number in sorted({*kept, *replaced}):
-        own, lost = kept.get(number, none), replaced.get(number, none).copy()
-        whole = np.concatenate([own, lost])
-        seconds = pause(held if len(held) else lost_all, whole)
-        if len(own) and not len(held):
-            for earlier in moved.values():
-                earlier["time"] += seconds
-            seconds = 0.0
-        own["time"] -= seconds
-        lost["time"] -= seconds
-        held = np.concatenate([held, own])
-        if len(lost):
-            moved[number] = lost
-            lost_all = np.concatenate([lost_all[lost_all["step"] < lost["step"][0]], lost])
-    return held, moved
-
-
-def _count(parts: Sequence[Part]) -> int:
-    return len({number for number, points in parts if len(points)})
 
 
 def _merged(
@@ -296,30 +237,6 @@ def _merged(
     wanted = Case(When(last_step__gt=since_step, then=F("data")), default=None)
     fields = ("attempt__number", "first_step", "wanted")
     return merged(chunks.order_by(*_IN_ORDER).annotate(wanted=wanted).values_list(*fields), early, begun)
-
-
-def merged(
-    chunks: Iterable[tuple[int, int, Any]], early: Mapping[int, float], begun: Mapping[int, int]
-) -> tuple[list[Part], dict[int, np.ndarray]]:
-    """The points of all attempts; each later attempt replaces the earlier ones from its first step on, or from the one
-    in `begun`. And by the attempt's number those that were replaced, if there are any. `early` = `host_clocks.ahead`:
-    times become those of the broker's clock. `chunks` = (attempt, first step, points or None), in order."""
-    firsts, rows = dict(begun), list(chunks)
-    for number, first, _ in rows:
-        firsts[number] = min(first, firsts.get(number, first))
-    parts: list[Part] = []
-    replaced: dict[int, list[np.ndarray]] = {}
-    for number, _, data in rows:
-        if data is None:
-            continue
-        points = np.frombuffer(bytes(data), POINT).copy()
-        points["time"] -= early.get(number, 0.0)
-        later = [first for other, first in firsts.items() if other > number]
-        valid = points["step"] < min(later, default=np.inf)
-        parts.append((number, points[valid]))
-        if not valid.all():
-            replaced.setdefault(number, []).append(points[~valid])
-    return parts, {number: np.concatenate(own) for number, own in replaced.items()}
 
 
 def parts_of(run: Run, name: str, rank: int = 0) -> list[Part]:

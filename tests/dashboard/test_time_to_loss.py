@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.runs.metrics import pause, series
+from dashboard.runs.metrics import series
 from dashboard.runs.models import SeriesChunk, State
+from dashboard.runs.series_parts import pause
 from dashboard.studies import compare, selectors
 from dashboard.studies.overview import streams
 from parallel_core.analysis.target import LEAST

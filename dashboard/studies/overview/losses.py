@@ -10,8 +10,8 @@ from django.core.cache import caches
 from django.db.models import Count, F, Max, Q, Sum
 from numpy.typing import NDArray
 
-from dashboard.runs.metrics import pause
 from dashboard.runs.models import Cursor, DeadLetter, Run, SeriesChunk
+from dashboard.runs.series_parts import pause
 from parallel_core.observe.records import POINT
 
 MOST_POINTS = 1_000_000
