@@ -85,9 +85,8 @@ def delete(*, runs: Sequence[int], user: Any) -> int:
     """
     with transaction.atomic():
         of_runs = Run.objects.filter(pk__in=runs, study__isnull=False).values("study")
-        list(
-            Study.objects.select_for_update().filter(pk__in=of_runs).order_by("pk").values("pk")
-        )  # first, as who runs it again
+        # The studies are locked first, as by who runs one of their runs again.
+        list(Study.objects.select_for_update().filter(pk__in=of_runs).order_by("pk").values("pk"))
         going = look(Run.objects.select_for_update(of=("self",)).filter(pk__in=runs), user)
         for run, why in going.staying:
             if not may_change(user, run):

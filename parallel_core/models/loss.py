@@ -35,9 +35,8 @@ class _Summed(torch.autograd.Function):
         if ctx.dtype == logs.dtype:
             return shares.mul_(rows).scatter_add_(1, picked, -rows), None
         there = shares.gather(1, picked).mul_(rows).sub_(rows)
-        out = torch.mul(
-            shares, rows, out=torch.empty_like(shares, dtype=ctx.dtype)
-        )  # multiplies and rounds in one pass
+        rounded = torch.empty_like(shares, dtype=ctx.dtype)
+        out = torch.mul(shares, rows, out=rounded)  # multiplies and rounds in one pass
         return out.scatter_(1, picked, there.to(ctx.dtype)), None
 
 

@@ -44,9 +44,8 @@ class Progress:
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder = folder
         with path(folder, rank).open("w+b") as file:
-            file.write(
-                bytes(_PAGE.size)
-            )  # not just its size: the memory of a page that the disk has not cannot be used
+            # Not just its size: the memory of a page that the disk has not cannot be used.
+            file.write(bytes(_PAGE.size))
             file.flush()
             self._page = mmap.mmap(file.fileno(), _PAGE.size)
         # Each number is replaced whole. `pack_into` empties the page first, and a rank that the kernel interrupts there

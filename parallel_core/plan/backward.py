@@ -134,9 +134,8 @@ class _Account:
         """Elements at a moment, with `held` waiting for a backward or for W and `in_hand` in messages."""
         kind, part, resting = moment.kind, self._parts[moment.stage], self._resting[moment.rest]
         if kind is Kind.W:
-            product, grads = max(
-                (part.product, part.grads), (0, part.sent), key=sum
-            )  # it is freed before a bucket goes
+            # The product is freed before a bucket goes.
+            product, grads = max((part.product, part.grads), (0, part.sent), key=sum)
             return Live(held, in_hand + product, grads)
         if kind in (Kind.B, Kind.BW):
             worst = part.in_b if kind is Kind.B else part.worst

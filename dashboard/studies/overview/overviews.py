@@ -219,9 +219,7 @@ class Overview:
     def _at_one_pace(self) -> tuple[str, float, str] | None:
         """(fastest run at the baseline's pace of the host, its speedup there, the baseline); None if not known, as the
         pace of any of them is not: at one pace it might be the fastest."""
-        compared = [
-            entry for entry in self.entries if entry.done and entry.speed
-        ]  # others are of another kind of model
+        compared = [entry for entry in self.entries if entry.done and entry.speed]  # else of another kind of model
         gains = [(entry.at_pace or entry.speed.ratio, entry.label) for entry in compared if entry.speed]
         unknown = any(entry.drift is None for entry in compared)
         if self.base is None or unknown or not any(entry.at_pace for entry in compared):
