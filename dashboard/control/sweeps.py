@@ -93,7 +93,7 @@ def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> Itera
 
 def _fence_untaken(attempt: Attempt, clocks: Clocks) -> list[ControlMessage]:
     """Fences the attempt, which is over, on hosts whose start message may still wait in the broker: a host that comes
-    back would start it beside the run's next attempt. Hosts that have taken it are fenced when they list it."""
+    back would start it beside the run's next attempt. Hosts that have taken it are told `end` when they list it."""
     if attempt.started_at is not None:
         return []
     silent = multi_host.silent(attempt.report, attempt.devices)
@@ -168,7 +168,7 @@ def _check_missing(attempt: Attempt, worker: str, missing: float, clocks: Clocks
 def _check_start(attempt: Attempt, clocks: Clocks) -> Verdict:
     """Fails an attempt whose worker has taken it but does not have all its ranks up in time: a start is all or none.
 
-    Ranks that did start are stopped by the fence that answers the next heartbeat.
+    Ranks that did start are stopped by the `end` that answers the next heartbeat (see ingest).
     """
     listed = clocks.listed_for(attempt.pk)
     if attempt.run.state != State.STARTING or listed <= START_LIMIT_S or listed <= _start_limit(attempt):

@@ -1,4 +1,9 @@
-"""Validates a schedule before any rank starts; an invalid one is rejected with its grid and the wrong cell marked."""
+"""Proves that a schedule is valid; an invalid one is rejected with its grid and the wrong cell marked.
+
+Done for a custom schedule where a spec is read (`schedule.custom`), for one that a trace is recovered as, and by the
+command `schedule`. Those that `schedule` makes by name are proven by the tests, on drawn sizes; a run does not check
+them again.
+"""
 
 from __future__ import annotations
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.template.loader import get_template
 from django.test import Client
 
 from dashboard.runs.models import Run
@@ -98,6 +100,11 @@ def test_an_empty_column_is_left_out(reader: Client, study: Study) -> None:
     shown = headings(page)
     assert "Step" in shown and not {"Of ideal", "Memory"} & shown.keys()
     assert {row.count("<td") for row in re.findall(r"<tr data-run.*?</tr>", page, re.S)} == {len(shown) - 1}
+
+
+def test_every_column_has_its_cell_in_the_same_order() -> None:
+    template = Path(get_template("studies/parts/table.html").origin.name).read_text()
+    assert re.findall(r"{% if shown\.(\w+) %}<td", template) == [column.key for column in columns.COLUMNS]
 
 
 def test_the_fields_of_a_sweep_are_said_once(reader: Client, alice: Any, redis_url: str) -> None:
