@@ -33,6 +33,12 @@ def _rounded(value: float, digits: int = 3) -> float:
     return round(value, digits - 1 - math.floor(math.log10(abs(value)))) if value and math.isfinite(value) else value
 
 
+def _largest(value: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    """The first of `units`, the largest first, of which there is at least one, as it is written; else the last one."""
+    written = abs(_rounded(value))
+    return next((unit for unit in units if written >= unit[0]), units[-1])
+
+
 def loss_text(value: float) -> str:
     """A loss of a run among others, in sentences as in columns: `2.940`, so that it has one spelling on a page."""
     return significant(value, LOSS_DIGITS, zeros=True)
@@ -67,10 +73,9 @@ def seconds_text(seconds: float, zeros: bool = False) -> str:
     in `significant`: `2 h 0 min`, too."""
     if seconds >= 3600:
         return _two_units(int(seconds // 60), ("h", "min"), zeros)
-    rounded = _rounded(seconds)
-    if rounded >= 60:
+    if _rounded(seconds) >= 60:
         return _two_units(int(max(seconds, 60)), ("min", "s"), zeros)
-    scale, unit = next(((s, u) for s, u in _TIMES if abs(rounded) >= s), _TIMES[-1])
+    scale, unit = _largest(seconds, _TIMES)
     return minus_text(f"{significant(seconds / scale, zeros=zeros)} {unit}")
 
 
@@ -93,7 +98,7 @@ def range_text(low: float, high: float) -> str:
 
 def flops_text(flops_per_s: float) -> str:
     """A rate in the largest unit of which there is at least one: `159 GFLOP/s`, `1.2 TFLOP/s`."""
-    scale, unit = next(((s, u) for s, u in _RATES if abs(_rounded(flops_per_s)) >= s), _RATES[-1])
+    scale, unit = _largest(flops_per_s, _RATES)
     return f"{significant(flops_per_s / scale)} {unit}FLOP/s"
 
 
@@ -121,7 +126,7 @@ def large_text(count: float, zeros: bool = False) -> str:
     """A count, or a rate, to three digits, with the largest of k, M, B (10^9) and T of which there is one: `175 B`,
     `812 k`, `0.4`; `zeros` as in `significant`."""
     units = ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k"), (1, ""))
-    scale, unit = next(((s, u) for s, u in units if _rounded(count) >= s), units[-1])
+    scale, unit = _largest(count, units)
     return f"{significant(count / scale, zeros=zeros)}{unit}"
 
 
@@ -189,7 +194,7 @@ def listed_text(parts: Sequence[str]) -> str:
 def rate_text(rate: float, target: str = "tokens", zeros: bool = False) -> str:
     """A rate with its unit, to three digits: `18.2 k tokens/s`, `0.4 tokens/s`; `zeros` as in `significant`."""
     units = ((1e6, " M"), (1e3, " k"), (1, ""))
-    scale, unit = next(((s, u) for s, u in units if _rounded(rate) >= s), units[-1])
+    scale, unit = _largest(rate, units)
     return f"{significant(rate / scale, zeros=zeros)}{unit} {target}/s"
 
 
