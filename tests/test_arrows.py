@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,9 @@ FORBIDDEN = {
 }
 OF_WORKERS = {"workers.contract", "workers.settings", "workers.wire"}
 """What the dashboard may import of the workers: the message contract, and how both connect to the broker."""
+GIVES_OUT = {"parallel_core.spec", "dashboard.runs.models", "dashboard.runs.selectors"}
+"""Files that give out names of other files as well: a spec with its parts, all tables of runs, all that is read of
+runs. Packages may, too."""
 WITH_TORCH = (
     "parallel_core.bench",
     "parallel_core.engine",
@@ -122,6 +125,34 @@ def test_imports_follow_the_arrows(package: str) -> None:
 )
 def test_an_import_against_the_arrows_is_found(package: str, line: str, is_wrong: bool) -> None:
     assert bool(wrong(package, line)) == is_wrong
+
+
+def second_hand(files: Mapping[str, str]) -> list[str]:
+    """The names that are imported from a file which has imported them itself; `files`: module -> source."""
+    given: dict[str, set[str]] = {}
+    taken: list[tuple[str, str, str]] = []
+    for module, source in files.items():
+        tree = ast.parse(source)
+        imports = [(node.module, a) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names]
+        taken += [(module, origin, alias.name) for origin, alias in imports if origin and origin in files]
+        made = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        given[module] = {alias.asname or alias.name for _, alias in imports} - made
+    return [
+        f"{module}: {name} of {origin}"
+        for module, origin, name in taken
+        if name in given[origin] and origin not in GIVES_OUT
+    ]
+
+
+def test_a_name_is_imported_from_the_file_that_makes_it() -> None:
+    """Else a reader looks for it where it is not. Only packages, which are not among `files` here, give out others'."""
+    paths = [path.relative_to(ROOT) for top in FORBIDDEN for path in sorted((ROOT / top).rglob("*.py"))]
+    assert second_hand({".".join(path.with_suffix("").parts): (ROOT / path).read_text() for path in paths}) == []
+
+
+def test_a_name_at_second_hand_is_found() -> None:
+    files = {"a.made": "def f(): ...", "a.by": "from a.made import f\ndef g(): ...", "b": "from a.by import f, g"}
+    assert second_hand(files) == ["b: f of a.by"]
 
 
 SET_UP = "import django; django.setup()\n"

@@ -15,7 +15,8 @@ from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.idempotency import Key, made_once
 from dashboard.api.named import require_kind, require_owner
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
-from dashboard.api.runs import clean, record
+from dashboard.api.runs import record
+from dashboard.json_values import clean
 from dashboard.runs.models import Run
 from dashboard.runs.selectors import Filters, list_runs
 from dashboard.runs.services import Also, Invalid

@@ -20,7 +20,8 @@ from dashboard.runs.form.form_words import in_form_words
 from parallel_core.analysis.quantities import bytes_text, seconds_text, sentence_text
 from parallel_core.outline import outline_of
 from parallel_core.plan.layer_graph import GraphError, LayerGraph
-from parallel_core.plan.pipedream import Form, Level, partition
+from parallel_core.plan.network_levels import Level
+from parallel_core.plan.pipedream import Form, partition
 from parallel_core.plan.stages import CutChain, balanced_cut, cut_chain, even_cut, layers_of
 from parallel_core.profile.table import CostTable
 from parallel_core.spec import RunSpec, field_errors

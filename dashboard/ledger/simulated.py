@@ -13,9 +13,9 @@ from django.core.cache import cache
 from dashboard.ledger.models import Profile
 from parallel_core.plan.alike import of_step
 from parallel_core.profile.table import CostTable
-from parallel_core.simulate.cost_requirements import NeverTimed
+from parallel_core.simulate.cost_requirements import CannotPredict, NeverTimed
 from parallel_core.simulate.network import Where
-from parallel_core.simulate.predict import CannotPredict, predict_step
+from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
 KEPT_S = 24 * 3600

@@ -29,7 +29,8 @@ from dashboard.runs.waiting.spreading import (
 )
 from dashboard.runs.weights import token_doubt, weights_errors
 from parallel_core.outline import outline_of
-from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
+from parallel_core.plan.memory import Feasibility, needed, verdict
+from parallel_core.plan.peak import RankMemory
 from parallel_core.plan.room import Room, room_of
 from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors

@@ -13,8 +13,9 @@ from dashboard.accounts.roles import may_change
 from dashboard.begun import began, typed
 from dashboard.runs.models import State
 from dashboard.runs.name_tags_notes import MAX_NOTES
+from dashboard.runs.services import Invalid
 from dashboard.runs.waiting.queue_fields import QueueForm
-from dashboard.studies import editing, services
+from dashboard.studies import editing
 from dashboard.studies.models import Study
 from parallel_core import limits
 from parallel_core.analysis.quantities import count_text
@@ -40,7 +41,7 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
             name, notes = (typed(request.POST, key) for key in now)
             try:
                 editing.edit(study=study, user=request.user, name=name, notes=notes, **form.asked())
-            except services.Invalid as error:
+            except Invalid as error:
                 errors = error.field_errors
                 for name in form.fields.keys() & errors.keys():
                     form.add_error(name, errors[name])

@@ -17,7 +17,7 @@ from dashboard.fleet.run_on import RunOn
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import services as runs
 from dashboard.runs.models import Run, State
-from dashboard.runs.standing import root_of, standing, stands_for, under_way_of
+from dashboard.runs.standing import root_of, standing, under_way_of
 from dashboard.runs.states import retries_at_first
 from dashboard.runs.texts.corpus_checks import corpus_errors
 from dashboard.runs.waiting import queueing
@@ -30,20 +30,6 @@ from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.spec import RunSpec
 from workers.contract import task_of
-
-__all__ = [
-    "CUT_OFF",
-    "cancelled",
-    "cut_off",
-    "disturbed",
-    "offer",
-    "repeatable",
-    "root_of",
-    "run_again",
-    "standing",
-    "stands_for",
-    "unfinished",
-]
 
 CUT_OFF = frozenset({"killed_by_signal", "no_progress", "timed_out", "worker_lost", "interrupted"})
 """Causes outside of what the run was asked to do: the same run may well end otherwise."""

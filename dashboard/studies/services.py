@@ -25,22 +25,10 @@ from dashboard.runs.waiting.priority import Priority
 from dashboard.studies.models import Study
 from dashboard.studies.new import sweepable, variants
 from dashboard.studies.new.axes import Axes, Swept
-from dashboard.studies.new.estimate import Estimate, estimate
 from dashboard.studies.new.feasible import feasible
 from dashboard.studies.new.variants import USUAL_TIMED_STEPS, Plan, Spec, Variant
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.spec import RunSpec
-
-__all__ = [
-    "Estimate",
-    "Invalid",
-    "cancel",
-    "create",
-    "create_listed",
-    "create_matrix",
-    "create_sweep",
-    "estimate",
-]
 
 MAX_REPEATS = 20
 

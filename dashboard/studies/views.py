@@ -23,6 +23,7 @@ from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
 from dashboard.runs.cancelling import any_left
 from dashboard.runs.models import ENDED, State
+from dashboard.runs.standing import root_of, standing, stands_for
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import postmortem, reruns, scaling, table
 from dashboard.studies.models import Study
@@ -61,10 +62,10 @@ def _with_runs(pk: int) -> Study:
 def view_of(request: HttpRequest, study: Study) -> Overview:
     """The study against the baseline in the query, else against its own."""
     every = list(study.runs.all())
-    runs = reruns.standing(every)
+    runs = standing(every)
     wanted = number(request.GET.get("baseline"))
     chosen = next((run for run in every if run.pk == wanted), None)
-    return overview(runs, reruns.stands_for(chosen or study.baseline, runs), ranked=by_loss.ranks(study.kind))
+    return overview(runs, stands_for(chosen or study.baseline, runs), ranked=by_loss.ranks(study.kind))
 
 
 def target(request: HttpRequest) -> float | None:
@@ -141,7 +142,7 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
         "verdict": said,
         "may_change": may_change(request.user, study),
         "other_baseline": view.baseline is not None
-        and (study.baseline is None or reruns.root_of(view.baseline.run) != reruns.root_of(study.baseline)),
+        and (study.baseline is None or root_of(view.baseline.run) != root_of(study.baseline)),
         "again": reruns.offer(study.runs.all()) if may_change(request.user, study) else "",
         "unfinished": reruns.unfinished(study.runs.all()) if may_change(request.user, study) else "",
         "cancellable": any_left((row.run for row in view.open), request.user),

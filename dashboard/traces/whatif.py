@@ -18,9 +18,10 @@ from dashboard.charts.timeline import Step
 from dashboard.runs.tracing.whatif_form import ChangeForm
 from dashboard.runs.tracing.whatif_replay import Times
 from dashboard.runs.tracing.whatif_words import check, effect, gain_text, speedup
+from parallel_core.analysis.meetings import Groups, named
 from parallel_core.analysis.quantities import ns_text, significant, step_text
 from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.imported import Groups, named, replayed
+from parallel_core.simulate.imported import replayed
 from parallel_core.simulate.replay import FREE
 
 IDEAS: tuple[tuple[str, dict[str, Any]], ...] = (

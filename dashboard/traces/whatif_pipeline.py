@@ -19,10 +19,11 @@ from dashboard.traces import whatif_recorded as recorded
 from dashboard.traces.models import Trace
 from dashboard.traces.spans import device_of, groups, step_of
 from dashboard.traces.whatif import DRAWN_RANKS, WhatIf
+from parallel_core.analysis.meetings import Groups
 from parallel_core.analysis.quantities import ns_text, plural_text, step_text
 from parallel_core.schedule.ir import Schedule
 from parallel_core.schedule.traits import CUSTOM, TRAITS
-from parallel_core.simulate.imported import MOST_SPANS, Groups
+from parallel_core.simulate.imported import MOST_SPANS
 from parallel_core.simulate.recovered import overtaken
 from parallel_core.simulate.recovered_replay import MOST_OFF, Recovered
 from parallel_core.simulate.replay import Change, Replay

@@ -14,7 +14,7 @@ from parallel_core.analysis.quantities import bytes_text
 from parallel_core.bench import goals
 from parallel_core.bench.random_specs import draw
 from parallel_core.local import LocalRunner
-from parallel_core.plan.memory import predict
+from parallel_core.plan.peak import predict
 from parallel_core.plan.strategy import label
 from parallel_core.profile.measure import devices_of
 from parallel_core.spec import RunSpec

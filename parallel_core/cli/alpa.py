@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     from parallel_core.plan.alpa.inter import SEARCH_S, Search
     from parallel_core.plan.alpa.plans import summary, with_alternatives
     from parallel_core.profile.table import CostTableError
-    from parallel_core.simulate.predict import CannotPredict
+    from parallel_core.simulate.cost_requirements import CannotPredict
 
     spec = read_spec(options.spec)
     if (options.devices or 1) > MOST_DEVICES:

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     """Returns the exit code: 0 found, 2 the request is invalid. Raises CommandError."""
     from parallel_core.plan.orders.problem import OrderError
     from parallel_core.profile.table import CostTableError
-    from parallel_core.simulate.predict import CannotPredict
+    from parallel_core.simulate.cost_requirements import CannotPredict
 
     spec = read_spec(options.spec)
     if spec.parallel.pp < 2:

@@ -15,7 +15,7 @@ from parallel_core.cli.numbers import above
 
 if TYPE_CHECKING:
     from parallel_core.plan.graph_plan import GraphPlan
-    from parallel_core.plan.pipedream import Level
+    from parallel_core.plan.network_levels import Level
 
 GB, GIB = 1e9, 2.0**30
 
@@ -51,7 +51,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _level(text: str) -> Level:
-    from parallel_core.plan.pipedream import Level
+    from parallel_core.plan.network_levels import Level
 
     if not (found := re.fullmatch(r"([0-9]{1,6})@([0-9.eE+-]{1,20})", text)):
         raise argparse.ArgumentTypeError(f"workers@GB/s is needed, as 4@12; got {text[:40]!r}")

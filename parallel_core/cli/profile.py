@@ -85,7 +85,7 @@ def _profile(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from parallel_core.profile.table import CostTable, CostTableError
-    from parallel_core.simulate.predict import CannotPredict
+    from parallel_core.simulate.cost_requirements import CannotPredict
 
     spec = read_spec(options.spec)
     try:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parallel_core.engine.collectives import LinkGroup, Work, irecv, isend
+from parallel_core.engine.collectives import LinkGroup, irecv, isend
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Groups
 from parallel_core.engine.host_links import ChannelLayout, HostLinks
+from parallel_core.engine.host_staging import Work
 from parallel_core.observe.recorder import LANE_P2P
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind

@@ -22,9 +22,10 @@ from parallel_core.plan.strategy import label
 from parallel_core.profile.table import CostTable
 from parallel_core.rules import divisors
 from parallel_core.searches import ProgressCallback, silent
+from parallel_core.simulate.cost_requirements import CannotPredict
 from parallel_core.simulate.cuts import best_cuts
 from parallel_core.simulate.network import ALONE, Where
-from parallel_core.simulate.predict import CannotPredict, predict_step
+from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
 EARLY = {"early_gradients": True}

@@ -19,27 +19,10 @@ from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.plan.alike import of_memory
 from parallel_core.plan.backward import walked
-from parallel_core.plan.peak import RankMemory, by_stage, predict
+from parallel_core.plan.peak import RankMemory, by_stage
 from parallel_core.plan.room import Room, room_of
 from parallel_core.rules import divisors
 from parallel_core.spec import RunSpec
-
-__all__ = [
-    "Feasibility",
-    "Fix",
-    "RankMemory",
-    "by_stage",
-    "counted",
-    "counted_stages",
-    "find_fixes",
-    "fullest",
-    "needed",
-    "none_fits",
-    "predict",
-    "tried_fixes",
-    "verdict",
-    "worst_stage",
-]
 
 MOST_WALKED = 40_000
 """Most operations whose memory is walked through while somebody waits: about 0.5 s."""

@@ -21,8 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.plan.layer_graph import GraphError, LayerGraph
-from parallel_core.plan.network_levels import MAX_LIMITED, MAX_WORK, candidates, check, first_states, places, work
-from parallel_core.plan.network_levels import Level as Level
+from parallel_core.plan.network_levels import (
+    MAX_LIMITED,
+    MAX_WORK,
+    Level,
+    candidates,
+    check,
+    first_states,
+    places,
+    work,
+)
 from parallel_core.plan.room_of_stages import NONE, Kinds, versions
 from parallel_core.searches import ProgressCallback, silent
 

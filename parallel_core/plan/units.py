@@ -6,10 +6,8 @@ from functools import lru_cache
 from math import prod
 
 from parallel_core.layout import Layout
-from parallel_core.outline import UnitCost, aligned, outline_of
+from parallel_core.outline import UnitCost, outline_of
 from parallel_core.spec import ModelSpec, RunSpec
-
-__all__ = ["UnitCost", "aligned", "boundary_elements", "boundary_shapes", "parameter_count", "unit_costs"]
 
 
 def unit_costs(spec: RunSpec) -> list[UnitCost]:

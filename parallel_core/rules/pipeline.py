@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.rules import MAX_VALUES_NAMED, Proposal, refusal, rule_error
-from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.custom import read
+from parallel_core.schedule.error import ScheduleError
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.table import TableError
 from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, takes_early_gradients

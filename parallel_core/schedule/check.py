@@ -11,7 +11,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 
 from parallel_core.schedule.check_versions import check_versions
-from parallel_core.schedule.error import ScheduleError as ScheduleError
+from parallel_core.schedule.error import ScheduleError
 from parallel_core.schedule.ir import COMPUTE, P2P, REPLICA_COLLECTIVES, SENDS, Kind, Op, Program, Schedule
 
 _AT_THE_END = REPLICA_COLLECTIVES | {Kind.OPT_STEP}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from parallel_core.schedule.check import ScheduleError, check
+from parallel_core.schedule.check import check
+from parallel_core.schedule.error import ScheduleError
 from parallel_core.schedule.ir import Kind, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from parallel_core.plan.graph_plan import plan_graph
 from parallel_core.plan.layer_graph import read_graph
-from parallel_core.plan.pipedream import Form, Level, Partition
+from parallel_core.plan.network_levels import Level
+from parallel_core.plan.pipedream import Form, Partition
 from parallel_core.searches import ProgressCallback, Value, silent
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from parallel_core.analysis.rows import last_end
 from parallel_core.schedule.ir import Kind, Op, Schedule
-from parallel_core.simulate.shared_host import HostCosts, Sharing, simulate_shared
+from parallel_core.simulate.host_costs import HostCosts
+from parallel_core.simulate.shared_host import Sharing, simulate_shared
 
 _NORMAL = NormalDist()
 _FEWEST, _MOST, _OPERATIONS = 2, 8, 2_000

@@ -18,14 +18,14 @@ from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.schedule.stream import edge
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import Costs, Spans, host_traffic, noise, steady
-from parallel_core.simulate.cost_requirements import CannotPredict as CannotPredict
 from parallel_core.simulate.cost_requirements import require
 from parallel_core.simulate.device_drift import Spell, drift, spells_of
+from parallel_core.simulate.host_costs import HostCosts
 from parallel_core.simulate.layer_times import PARTS, LayerTimes
 from parallel_core.simulate.likely import by_default, kind_of
 from parallel_core.simulate.message_times import MessageTimes
 from parallel_core.simulate.network import ALONE, Exchange, Network, Where
-from parallel_core.simulate.shared_host import HostCosts, Sharing, simulate_shared
+from parallel_core.simulate.shared_host import Sharing, simulate_shared
 from parallel_core.simulate.step_overheads import Ends, Seconds
 from parallel_core.spec import RunSpec
 

@@ -19,7 +19,7 @@ import numpy as np
 from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.simulate import ROLE, ROLES, Spans, norm_row, span_rows
 from parallel_core.simulate.costs import Costs
-from parallel_core.simulate.host_costs import HostCosts as HostCosts
+from parallel_core.simulate.host_costs import HostCosts
 from parallel_core.simulate.link_contention import ActiveFlows, Flow
 
 _COMPUTE, _SEND, _RECV, _REDUCE, _STEP = ROLES

@@ -7,9 +7,10 @@ from dataclasses import replace
 from parallel_core.layout import Layout
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule.ir import Kind, Op
+from parallel_core.simulate.host_costs import HostCosts
 from parallel_core.simulate.network import ALONE, Where
 from parallel_core.simulate.predict import Maker
-from parallel_core.simulate.shared_host import HostCosts, Sharing
+from parallel_core.simulate.shared_host import Sharing
 from parallel_core.spec import RunSpec
 
 _MESSAGES = {Kind.F: (Kind.RECV_ACT, Kind.SEND_ACT), Kind.W: ()}

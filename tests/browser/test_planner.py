@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import PHONE, Troubles, drawn
-from tests.browser.test_everywhere import settle
+from tests.browser.observed_page import PHONE, Troubles, drawn, settle
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

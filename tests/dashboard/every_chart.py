@@ -30,6 +30,7 @@ from dashboard.charts import (
     speedup,
     splits,
     swept,
+    swept_title,
     target,
     tradeoff,
     versions,
@@ -121,12 +122,18 @@ def _of_runs() -> dict[str, list[Chart]]:
 
 def _swept() -> list[Chart]:
     """Of one, two and three fields."""
-    fields = [swept.Field("Rate", ["0.1", "0.2", "0.3"]), swept.Field("Batch", ["4", "8"]), swept.Field("Decay", ["0"])]
+    fields = [
+        swept_title.Field("Rate", ["0.1", "0.2", "0.3"]),
+        swept_title.Field("Batch", ["4", "8"]),
+        swept_title.Field("Decay", ["0"]),
+    ]
     runs = [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (1, 1, 0)]
-    loss_of = swept.Quantity("final loss", "{:.2f}".format)
+    loss_of = swept_title.Quantity("final loss", "{:.2f}".format)
     out = []
     for count in (1, 2, 3):
-        tried = [swept.Tried(f"run {i}", at[:count], 1.0 + i if i else None, "failed") for i, at in enumerate(runs)]
+        tried = [
+            swept_title.Tried(f"run {i}", at[:count], 1.0 + i if i else None, "failed") for i, at in enumerate(runs)
+        ]
         out.append(swept.chart(fields[:count], tried, loss_of, "s"))
     return out
 

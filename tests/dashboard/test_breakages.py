@@ -11,7 +11,8 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.runs.models import MemoryRecord, Run, SeriesChunk
-from dashboard.studies import breakages, postmortem, reruns
+from dashboard.runs.standing import standing
+from dashboard.studies import breakages, postmortem
 from dashboard.studies.breakages import BREAKAGES, NAMES
 from dashboard.studies.models import Study
 from dashboard.studies.overview import answer_cache, figures
@@ -162,7 +163,7 @@ def test_what_was_found_stays_while_a_disturbed_run_is_repeated(alice: Any) -> N
     broken = study.runs.get(position=breakages.BROKEN)
     again = factory.queued(alice, {"pp": 2, "schedule": "naive"}, study=study, position=breakages.BROKEN)
     Run.objects.filter(pk=again.pk).update(repeats=broken)
-    stand = reruns.standing(study.runs.all())
+    stand = standing(study.runs.all())
     assert again in stand and broken in stand
     found = postmortem.of_study(study, overview(stand, study.baseline))
     assert found and found.broken.run == broken and found.findings and not found.waits

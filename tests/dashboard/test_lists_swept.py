@@ -16,7 +16,7 @@ from dashboard.studies.new import sweepable
 from parallel_core.schedule.custom import EXAMPLE
 from parallel_core.spec import TrainSpec
 from tests.dashboard.new_study import NEW, SWEEP, preview
-from tests.dashboard.test_written_form import error_at
+from tests.dashboard.plain import error_at
 
 
 @pytest.mark.parametrize(

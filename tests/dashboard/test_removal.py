@@ -19,7 +19,7 @@ from dashboard.control.controller import Controller
 from dashboard.fleet.models import Leftover, Worker
 from dashboard.runs import removal, services
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, Event, LogChunk, Run, SeriesChunk, State
-from dashboard.studies import reruns
+from dashboard.runs.standing import standing
 from dashboard.studies.models import Study
 from dashboard.traces.models import Trace
 from parallel_core.analysis.quantities import bytes_text
@@ -265,7 +265,7 @@ def test_the_oldest_run_left_of_a_setting_becomes_its_first(alice: Any) -> None:
     removal.delete(runs=[first.pk, second.pk], user=alice)
     left = dict(Run.objects.values_list("pk", "repeats"))
     assert left == {other.pk: None, third.pk: None, fourth.pk: third.pk}
-    assert len(reruns.standing(study.runs.all())) == 2
+    assert len(standing(study.runs.all())) == 2
 
 
 def test_a_baseline_that_was_run_again_stays_the_studys_when_one_of_its_runs_goes(alice: Any) -> None:

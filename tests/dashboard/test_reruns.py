@@ -15,6 +15,7 @@ from dashboard.fleet import listening
 from dashboard.fleet.models import ControllerState, Worker
 from dashboard.runs import removal, services, states, submission
 from dashboard.runs.models import Checkpoint, Run, State
+from dashboard.runs.standing import standing, stands_for
 from dashboard.studies import reruns
 from dashboard.studies.models import Study
 from dashboard.studies.overview import answer_cache, method
@@ -47,7 +48,7 @@ def ran(run: Run, others: float) -> Run:
 
 
 def labels(study: Study) -> dict[str, float]:
-    return {run.label: run.summary["cpu_others"] for run in reruns.standing(study.runs.all())}
+    return {run.label: run.summary["cpu_others"] for run in standing(study.runs.all())}
 
 
 def test_the_disturbed_ones_are_queued_in_their_places(study: Study, alice: Any) -> None:
@@ -76,7 +77,7 @@ def test_a_baseline_that_was_run_again_is_kept_already(study: Study, alice: Any,
 @pytest.mark.parametrize(("second", "stands"), [(CALM, CALM), (0.3, 0.3), (0.9, NOISY)])
 def test_the_least_disturbed_run_stands_for_its_setting(study: Study, alice: Any, second: float, stands: float) -> None:
     dp, tp = reruns.run_again(study=study, user=alice)
-    assert len(reruns.standing(study.runs.all())) == 5  # unfinished runs are shown, too
+    assert len(standing(study.runs.all())) == 5  # unfinished runs are shown, too
     ran(dp, second)
     services.request_cancel(run=tp, user=alice)
     assert labels(study) == {"Single": CALM, "DP": stands, "TP": NOISY}
@@ -359,7 +360,7 @@ def test_a_first_run_that_is_deleted_meanwhile_is_not_referred_to(
 
 
 def labels_of_ended_well(study: Study) -> list[str]:
-    return [run.label for run in reruns.standing(study.runs.all()) if run.state == State.SUCCEEDED]
+    return [run.label for run in standing(study.runs.all()) if run.state == State.SUCCEEDED]
 
 
 def test_the_list_goes_by_what_stands(study: Study, alice: Any) -> None:
@@ -377,8 +378,8 @@ def test_others_may_not(study: Study, bob: Any) -> None:
 
 def told(study: Study) -> str:
     """What the report's method says about repeats."""
-    runs = reruns.standing(study.runs.all())
-    view = overview(runs, reruns.stands_for(study.baseline, runs))
+    runs = standing(study.runs.all())
+    view = overview(runs, stands_for(study.baseline, runs))
     return next(line.text for line in method.of_overview(view, []) if line.term == "Repeats")
 
 

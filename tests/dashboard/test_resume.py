@@ -17,6 +17,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
 from dashboard.runs import removal, services, states
 from dashboard.runs.form import spec_fields
+from dashboard.runs.form.entry import html_name
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.page.fix import fix
 from dashboard.runs.waiting import asking, queue, turns
@@ -214,7 +215,7 @@ def test_what_it_waits_for_names_the_host(alice: Any, saved: Run) -> None:
 def test_what_does_not_fit_is_said_at_its_field(
     member: Client, saved: Run, named: str, path: str, value: str, field: str, told: str
 ) -> None:
-    form = form_of(saved.spec, resume_from=named.format(run=saved.pk), **{spec_fields.html_name(path): value})
+    form = form_of(saved.spec, resume_from=named.format(run=saved.pk), **{html_name(path): value})
     answer = member.post("/runs/new/", form)
     assert answer.status_code == 422
     assert told in error_at(answer.content.decode(), field)

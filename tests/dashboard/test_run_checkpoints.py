@@ -17,8 +17,8 @@ from dashboard.fleet.models import Worker
 from dashboard.runs import left_out, services
 from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.runs.page import checkpoints
-from parallel_core.__main__ import main
 from parallel_core.checkpoint.folder import path_of
+from parallel_core.cli import main
 from parallel_core.observe.record_files import encode
 from tests.dashboard import factory
 from tests.dashboard.plain import plain

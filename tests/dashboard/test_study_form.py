@@ -12,7 +12,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs.form.spec_fields import ENTRIES, html_name, part_of, to_spec
+from dashboard.runs.form.entry import html_name
+from dashboard.runs.form.spec_fields import ENTRIES, part_of, to_spec
 from dashboard.runs.models import Run
 from dashboard.studies import services
 from dashboard.studies.models import Study

@@ -11,10 +11,12 @@ from django.core.exceptions import PermissionDenied
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Prediction
 from dashboard.runs.models import Run
+from dashboard.runs.services import Invalid
 from dashboard.studies import services
 from dashboard.studies.models import Study
 from dashboard.studies.new import variants
 from dashboard.studies.new.axes import Axes, Swept
+from dashboard.studies.new.estimate import estimate
 from dashboard.studies.starter import create_starter
 from parallel_core.plan.memory import worst_stage
 
@@ -80,7 +82,7 @@ def test_starter_is_sized_by_the_calibration(alice: Any, step_time: float) -> No
     timed = study.settings["timed_steps"]
     assert 10 <= timed <= 40
     specs = [variants.RunSpec.model_validate(run.spec) for run in study.runs.all()]
-    minutes = services.estimate(specs, {**CALIBRATION, "step_time": step_time}).minutes
+    minutes = estimate(specs, {**CALIBRATION, "step_time": step_time}).minutes
     assert minutes is not None
     assert timed == 10 or minutes <= 4
 
@@ -98,7 +100,7 @@ def test_starter_adapts_the_micro_batches_to_the_batch(alice: Any) -> None:
 
 def test_uncalibrated_worker_is_refused(alice: Any) -> None:
     blank = Worker.objects.create(name="new", devices=[])
-    with pytest.raises(services.Invalid):
+    with pytest.raises(Invalid):
         create_starter(owner=alice, worker=blank)
 
 
@@ -154,7 +156,7 @@ def test_sweep_of_any_field(alice: Any) -> None:
 
 
 def test_unknown_field_is_refused(alice: Any) -> None:
-    with pytest.raises(services.Invalid):
+    with pytest.raises(Invalid):
         services.create_sweep(owner=alice, name="x", base=BASE, swept=Swept("train.__class__", ["1"]))
 
 
@@ -182,7 +184,7 @@ def test_bad_input_queues_nothing(alice: Any, change: dict[str, Any], field: str
     asked: dict[str, Any] = {"name": "s", "base": BASE, "axes": Axes(PIPELINES)}
     if not field:
         change, field = {**change, "repeats": 20}, "plan"
-    with pytest.raises(services.Invalid) as caught:
+    with pytest.raises(Invalid) as caught:
         services.create_matrix(owner=alice, **{**asked, **change})
     assert field in caught.value.field_errors
     assert not Study.objects.exists()
@@ -197,5 +199,5 @@ def test_viewers_create_nothing(bob: Any) -> None:
 
 def test_estimate_without_calibration_promises_no_minutes() -> None:
     plan = variants.matrix(BASE, Axes(["single", "dp"]))
-    found = services.estimate([v.spec for v in plan.variants], None, repeats=3)
+    found = estimate([v.spec for v in plan.variants], None, repeats=3)
     assert (found.runs, found.devices, found.minutes) == (12, 2, None)

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from dashboard.charts import swept as charts
-from dashboard.charts.swept import Field, Quantity, Tried
+from dashboard.charts.swept_title import Field, Quantity, Tried
 from dashboard.runs.models import Run, State
 from dashboard.studies import services
 from dashboard.studies.models import Study

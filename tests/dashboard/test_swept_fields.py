@@ -10,8 +10,8 @@ import pytest
 from django.apps import apps
 from django.test import Client
 
+from dashboard.runs.form.entry import html_name
 from dashboard.runs.form.form_words import short_label
-from dashboard.runs.form.spec_fields import html_name
 from dashboard.runs.models import Run
 from dashboard.studies import services
 from dashboard.studies.models import Study

@@ -13,7 +13,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.record_files import encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
-from tests.dashboard.test_study_form import NEW
+from tests.dashboard.new_study import NEW
 
 MIB = 1 << 20
 NAMES = ["Single", "TP 2", "PP 2", "DP 2"]

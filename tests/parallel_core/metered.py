@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_core.local import LocalRunner
-from parallel_core.plan.memory import predict
+from parallel_core.plan.peak import predict
 from parallel_core.spec import RunSpec
 
 TRIES = 12

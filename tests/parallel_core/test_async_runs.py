@@ -21,7 +21,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.record_files import FileSink, Frame, events_path
 from parallel_core.observe.records import POINT, SPAN
-from parallel_core.plan.memory import predict
+from parallel_core.plan.peak import predict
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from parallel_core.plan.alike import of_memory
 from parallel_core.plan.capacity import EXACT_UP_TO, fixed_depth, largest_layers, least_layers
-from parallel_core.plan.memory import by_stage, worst_stage
+from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.peak import by_stage
 from parallel_core.spec import RunSpec, TrainSpec
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256}

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core import schedule
-from parallel_core.schedule.check import ScheduleError, Walk, check, terminates
+from parallel_core.schedule.check import Walk, check, terminates
+from parallel_core.schedule.error import ScheduleError
 from parallel_core.schedule.ir import AHEAD, P2P, SENDS, Kind, Op, Program, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step

@@ -14,8 +14,8 @@ from parallel_core.analysis.diagnosis.case import REPLAYED
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.plan import memory as plan_memory
-from parallel_core.plan.memory import by_stage
 from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.peak import by_stage
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
 from parallel_core.spec import RunSpec

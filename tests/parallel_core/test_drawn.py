@@ -13,7 +13,7 @@ from parallel_core.bench.random_specs import draw
 from parallel_core.local import LocalRunner
 from parallel_core.outcome import Outcome
 from parallel_core.outline import outline_of
-from parallel_core.plan.memory import predict
+from parallel_core.plan.peak import predict
 from parallel_core.spec import RunSpec
 from tests.parallel_core.metered import no_kernel
 

@@ -25,8 +25,7 @@ from parallel_core.observe.recorder import LANE_COLLECTIVE, SpanRecorder
 from parallel_core.observe.records import SPAN
 from parallel_core.observe.scope import Scope
 from parallel_core.plan import fully_sharded
-from parallel_core.plan.memory import by_stage
-from parallel_core.plan.peak import unsharded
+from parallel_core.plan.peak import by_stage, unsharded
 from parallel_core.plan.strategy import label
 from parallel_core.plan.units import parameter_count, unit_costs
 from parallel_core.schedule.ir import Kind

@@ -20,6 +20,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import safetensors
 from parallel_core.checkpoint.config import CheckpointConfig
+from parallel_core.checkpoint.llama_weights import CONFIG
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.match import require_match
 from parallel_core.cli import main
@@ -27,7 +28,7 @@ from parallel_core.data.corpus import CorpusError
 from parallel_core.data.dataset import open_dataset
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.llama import CONFIG, TYPES, export_weights, import_weights
+from parallel_core.engine.llama import TYPES, export_weights, import_weights
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.record_files import FileSink
 from parallel_core.spec import RunSpec

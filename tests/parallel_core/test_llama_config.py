@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from parallel_core.checkpoint.llama_weights import CONFIG, model_of
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.engine.llama import CONFIG, import_weights, model_of
+from parallel_core.engine.llama import import_weights
 from tests.parallel_core.test_llama import CONFIGURED, SEQ, put, tensors
 
 

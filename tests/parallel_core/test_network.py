@@ -13,8 +13,9 @@ from parallel_core.plan.peak import places_of
 from parallel_core.plan.units import unit_costs
 from parallel_core.profile.curves import Link, LinksBetween, What
 from parallel_core.profile.table import CostTable
+from parallel_core.simulate.cost_requirements import CannotPredict
 from parallel_core.simulate.network import Network, Where
-from parallel_core.simulate.predict import CannotPredict, predict_step
+from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import ALPHA_S, BYTE_S, curve, table
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from parallel_core.plan.graph_plan import takes_long
 from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph, read_graph
-from parallel_core.plan.pipedream import Form, Level, partition
+from parallel_core.plan.network_levels import Level
+from parallel_core.plan.pipedream import Form, partition
 from tests.parallel_core.pipedream_profiles import released
 
 GBS = 1e9

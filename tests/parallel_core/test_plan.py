@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.layout import Layout
+from parallel_core.outline.unit_cost import ALIGN
 from parallel_core.plan import held_counts
 from parallel_core.plan import memory as plan_memory
 from parallel_core.plan.backward import walked
-from parallel_core.plan.grad_buckets import ALIGN
 from parallel_core.plan.in_flight import saturated
-from parallel_core.plan.memory import NOT_COUNTED, Feasibility, by_stage, needed, predict, verdict, worst_stage
-from parallel_core.plan.peak import flat_bytes
+from parallel_core.plan.memory import NOT_COUNTED, Feasibility, needed, verdict, worst_stage
+from parallel_core.plan.peak import by_stage, flat_bytes, predict
 from parallel_core.plan.room import FRAMEWORK, Room
 from parallel_core.plan.strategy import label, recompute_share
 from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs

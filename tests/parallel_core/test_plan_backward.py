@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parallel_core.local import LocalRunner
-from parallel_core.plan.memory import predict
+from parallel_core.plan.peak import predict
 from parallel_core.spec import RunSpec
 from tests.parallel_core.metered import assert_predicted, metered
 

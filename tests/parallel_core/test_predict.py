@@ -18,9 +18,11 @@ from parallel_core.profile.table import CostTable
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind, Op
 from parallel_core.simulate import Costs, simulate
+from parallel_core.simulate.cost_requirements import CannotPredict
+from parallel_core.simulate.host_costs import HostCosts
 from parallel_core.simulate.noise import expected_largest
-from parallel_core.simulate.predict import CannotPredict, predict_step
-from parallel_core.simulate.shared_host import HostCosts, Sharing, simulate_shared
+from parallel_core.simulate.predict import predict_step
+from parallel_core.simulate.shared_host import Sharing, simulate_shared
 from parallel_core.simulate.stage_costs import message_times
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import ALPHA_S, BYTE_S, FLOP_S, SAMPLES, curve, row, table

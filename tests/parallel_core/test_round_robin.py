@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from parallel_core.schedule import compute_only as one_f_one_b
 from parallel_core.schedule import lower, round_robin
-from parallel_core.schedule.check import ScheduleError, check
+from parallel_core.schedule.check import check
+from parallel_core.schedule.error import ScheduleError
 from parallel_core.schedule.ir import AHEAD, P2P, Kind, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.peaks import peak_copies, peak_in_flight

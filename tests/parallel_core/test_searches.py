@@ -21,7 +21,7 @@ from parallel_core.plan.cluster.zero_bubble import bubble_rows
 from parallel_core.plan.fleet import splits
 from parallel_core.plan.graph_plan import plan_graph
 from parallel_core.plan.layer_graph import read_graph
-from parallel_core.plan.pipedream import Level
+from parallel_core.plan.network_levels import Level
 from parallel_core.processes import EXIT_MEMORY
 from parallel_core.searches import KINDS, ProgressCallback, alpa
 from parallel_core.searches import bubbles as bubbles_kind

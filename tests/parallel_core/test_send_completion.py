@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import SENDS, Kind
-from parallel_core.schedule.send_completion import key, other_end, receipts
+from parallel_core.schedule.ir import SENDS, Kind, other_end
+from parallel_core.schedule.send_completion import key, receipts
 from parallel_core.spec import RunSpec
 from tests.parallel_core.strategies import run_specs
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core.plan.layer_graph import GraphLayer, LayerGraph
+from parallel_core.plan.network_levels import Level
 from parallel_core.plan.partition import flop_weights
-from parallel_core.plan.pipedream import Form, Level, partition
+from parallel_core.plan.pipedream import Form, partition
 from parallel_core.plan.stages import balanced_cut, cut_chain, even_cut, layers_of
 from parallel_core.spec import ModelSpec
 from tests.parallel_core.tables import FLOP_S, table

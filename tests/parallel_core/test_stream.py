@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from parallel_core.plan.strategy import ideal_speedup, label
 from parallel_core.schedule import build, plain
-from parallel_core.schedule.check import ScheduleError, check
+from parallel_core.schedule.check import check
+from parallel_core.schedule.error import ScheduleError
 from parallel_core.schedule.ir import AHEAD, COMPUTE, Kind, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.peaks import peak_copies, peak_in_flight

@@ -17,13 +17,16 @@ from pydantic import ValidationError
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
+from parallel_core.outline.unit_cost import ALIGN
 from parallel_core.plan import grad_buckets
-from parallel_core.plan.grad_buckets import ALIGN, place
-from parallel_core.plan.memory import by_stage, verdict
+from parallel_core.plan.grad_buckets import place
+from parallel_core.plan.memory import verdict
+from parallel_core.plan.peak import by_stage
 from parallel_core.plan.room import Room
 from parallel_core.plan.strategy import label
 from parallel_core.schedule import build
-from parallel_core.schedule.check import ScheduleError, check
+from parallel_core.schedule.check import check
+from parallel_core.schedule.error import ScheduleError
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors
 from tests.parallel_core import parity, ranks

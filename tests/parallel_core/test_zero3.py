@@ -21,7 +21,8 @@ from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.scope import Scope
 from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.plan import grad_buckets
-from parallel_core.plan.memory import by_stage, verdict
+from parallel_core.plan.memory import verdict
+from parallel_core.plan.peak import by_stage
 from parallel_core.plan.room import Room
 from parallel_core.plan.strategy import label
 from parallel_core.schedule import build

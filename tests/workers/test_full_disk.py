@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from parallel_core.observe.event_tail import Piece
 from tests.workers.harness import tiny
 from workers import ending, folder, intake, preparation, recovery
 from workers.calibration import Calibration
@@ -23,7 +24,7 @@ from workers.relay import FileKey, Followed, Relay
 from workers.run_commands import Refused, RunCommand, read_command
 from workers.settings import Settings
 from workers.supervisor import Supervisor
-from workers.tail import Piece, Tail
+from workers.tail import Tail
 from workers.wire import Publisher
 
 DEVICES = Devices(cpu_devices=2)._read_cpu()

@@ -24,7 +24,7 @@ from parallel_core.analysis.quantities import (
 from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import outline_of
-from parallel_core.plan.memory import RankMemory
+from parallel_core.plan.peak import RankMemory
 from parallel_core.rules.replicas import advice
 from parallel_core.spec import RunSpec
 

@@ -18,6 +18,7 @@ from dashboard.runs.generation.generating import Split
 from dashboard.runs.generation.text_fields import ASKED, NUMBER, TextFields
 from dashboard.runs.models import ENDED, Checkpoint, Run
 from dashboard.runs.run_files import Files
+from dashboard.runs.services import Invalid
 from dashboard.runs.waiting.fleet_checks import capacity
 from dashboard.runs.waiting.spreading import asked as placing
 from dashboard.studies import services
@@ -152,7 +153,7 @@ class GenerationForm(TextFields, StudyForm):
         try:
             spec = generating.spec_of(run, generating.ONE)
             found = read_request(self.request(spec.model.vocab), spec)
-        except services.Invalid as error:
+        except Invalid as error:
             self.show(error.field_errors)
         except ValueError as error:
             self.show({"prompt": str(error)})

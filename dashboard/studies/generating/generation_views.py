@@ -12,11 +12,13 @@ from django.shortcuts import render
 from dashboard.accounts.roles import may_change
 from dashboard.charts import generation as charts
 from dashboard.charts import generation_parts
+from dashboard.charts.chart import Chart
 from dashboard.csv_cells import no_formula
 from dashboard.fleet.words import WORDS
 from dashboard.runs.cancelling import any_left
 from dashboard.runs.models import Run
 from dashboard.runs.places import Place
+from dashboard.runs.standing import standing
 from dashboard.studies import reruns
 from dashboard.studies.generating.generation import Generations, Row, of_runs
 from dashboard.studies.generating.generation_words import differences, grown, headlines, sentences
@@ -60,7 +62,7 @@ def page(request: HttpRequest, study: Study) -> HttpResponse:
 
 def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dict[str, Any]:
     """The context of LIVE_PARTS, and the charts."""
-    view = of_runs(reruns.standing(runs))
+    view = of_runs(standing(runs))
     where, waits, mine = differences(view), waits_of(runs), may_change(request.user, study)
     return {
         "study": study,
@@ -77,13 +79,13 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
 
 def verdict(runs: Sequence[Run], places: Mapping[int, Place]) -> list[str]:
     """The answer, with the warnings about all of it."""
-    return headlines(of_runs(reruns.standing(runs), places))
+    return headlines(of_runs(standing(runs), places))
 
 
 def rows(study: Study) -> Iterator[Sequence[Any]]:
     """Rows of the CSV: the names of the columns, then one row a run; unknown values are empty."""
     yield COLUMNS
-    view = of_runs(reruns.standing(study.runs.all()))
+    view = of_runs(standing(study.runs.all()))
     where = differences(view)
     for row in view.rows:
         split, token, speed = row.split, row.token, row.speed
@@ -112,7 +114,7 @@ def _same(view: Generations, row: Row, where: Mapping[int, tuple[int, int]]) -> 
     return f"no, from token {found[1]} of text {found[0]} on" if found else "no"
 
 
-def _charts(view: Generations) -> dict[str, charts.Chart]:
+def _charts(view: Generations) -> dict[str, Chart]:
     compared = view.compared
     found = [
         charts.Bar(

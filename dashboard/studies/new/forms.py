@@ -14,9 +14,8 @@ from dashboard.fleet.shared_cores import shared_cores
 from dashboard.fleet.words import WORDS
 from dashboard.runs import weights
 from dashboard.runs.form import spec_fields
-from dashboard.runs.form.entry import Group
+from dashboard.runs.form.entry import Group, html_name
 from dashboard.runs.form.forms import Section
-from dashboard.runs.form.spec_fields import html_name
 from dashboard.runs.models import Run
 from dashboard.runs.texts import corpora
 from dashboard.runs.texts.corpus_checks import corpus_errors

@@ -13,6 +13,7 @@ from dashboard.fields import NumberList, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.form.forms import program_field, program_text
 from dashboard.runs.models import Run
+from dashboard.runs.services import Invalid
 from dashboard.runs.waiting.fleet_checks import capacity
 from dashboard.studies import services
 from dashboard.studies.models import Study
@@ -23,7 +24,6 @@ from dashboard.studies.new.strategies import BY_KEY, STARTER, takes_splits
 from dashboard.studies.new.variants import Plan
 from dashboard.studies.new.written import MAX_OWN_NAME, MOST_PROGRAMS, Again, OwnSchedule, StageSplit
 from dashboard.studies.new.written_fields import LayerLists, OwnSchedules, StageSplits
-from dashboard.studies.services import Invalid
 from parallel_core import limits
 from parallel_core.outline import outline_of
 from parallel_core.outline.recompute import blocks

@@ -15,9 +15,10 @@ from django.http import HttpRequest
 from dashboard.fields import Form, WholeNumber
 from dashboard.fleet.run_on import RunOn
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs.form.entry import html_name
 from dashboard.runs.form.form_words import in_form_words
 from dashboard.runs.form.forms import NAME_TOO_LONG
-from dashboard.runs.form.spec_fields import form_name, html_name
+from dashboard.runs.form.spec_fields import form_name
 from dashboard.runs.models import Run
 from dashboard.runs.waiting import run_on as places
 from dashboard.runs.waiting.queue_fields import PriorityField, offer, run_on_field
@@ -119,7 +120,7 @@ class StudyForm(Form):
         return previewed(self.plan(), self.fleet, self.cleaned_data.get("repeats") or 1)
 
     def create(self, owner: Any) -> Study:
-        """Queues the study. Raises services.Invalid and PermissionDenied."""
+        """Queues the study. Raises runs.services.Invalid and PermissionDenied."""
         raise NotImplementedError
 
     def named(self, about: str) -> str:

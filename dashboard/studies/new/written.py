@@ -17,7 +17,7 @@ from parallel_core.analysis.quantities import count_text
 from parallel_core.outline.recompute import label_of
 from parallel_core.rules.stages import dashed_text
 from parallel_core.schedule import custom
-from parallel_core.schedule.check import ScheduleError
+from parallel_core.schedule.error import ScheduleError
 from parallel_core.schedule.ir import Schedule
 from parallel_core.schedule.table import TableError
 

@@ -20,7 +20,8 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import ENDED, Checkpoint, Corpus, Cursor, DeadLetter, Run, State
 from dashboard.runs.places import Place, places_of
-from dashboard.studies import postmortem, reruns, scaling
+from dashboard.runs.standing import standing, stands_for
+from dashboard.studies import postmortem, scaling
 from dashboard.studies.models import Study
 from dashboard.studies.overview import by_loss, streams
 from dashboard.studies.own_pages import OWN_PAGES
@@ -85,8 +86,8 @@ def _verdicts(studies: Sequence[Study], under_way: Container[int]) -> dict[int, 
 def _verdict(study: Study, runs: list[Run], places: Mapping[int, Place], under_way: bool) -> str:
     if own := OWN_PAGES.get(study.kind):
         return " ".join(own.verdict(runs, places))
-    stand = reruns.standing(runs)
-    base, ranked = reruns.stands_for(study.baseline, stand), by_loss.ranks(study.kind)
+    stand = standing(runs)
+    base, ranked = stands_for(study.baseline, stand), by_loss.ranks(study.kind)
     view = replace(overview(stand, base, details=False, places=places, ranked=ranked), others_open=under_way)
     said = scaling.verdict(study, view) if runs else ["0 runs have finished."]
     found = None if under_way else postmortem.of_study(study, view)

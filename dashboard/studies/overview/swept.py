@@ -7,8 +7,7 @@ from typing import Any
 
 from dashboard.charts import swept
 from dashboard.charts.chart import Chart
-from dashboard.charts.swept import Field, Quantity, Tried
-from dashboard.charts.swept_title import NOT_FINITE
+from dashboard.charts.swept_title import NOT_FINITE, Field, Quantity, Tried
 from dashboard.runs.differences import flat, value_texts
 from dashboard.runs.form.form_words import short_label
 from dashboard.runs.form.spec_fields import ends, leaves

@@ -36,7 +36,7 @@ from parallel_core.plan.traffic import unit_volumes
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.profile.curves import What
 from parallel_core.profile.table import CostTable
-from parallel_core.simulate.predict import CannotPredict
+from parallel_core.simulate.cost_requirements import CannotPredict
 from parallel_core.simulate.stage_costs import unit_times
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, RunSpec
 

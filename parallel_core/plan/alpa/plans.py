@@ -17,7 +17,8 @@ from parallel_core.plan.alpa.costs import CUTS, LayerCosts, uniform
 from parallel_core.plan.alpa.inter import Plan, Search
 from parallel_core.plan.alpa.programme import Stage
 from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph
-from parallel_core.plan.pipedream import Form, Level, partition
+from parallel_core.plan.network_levels import Level
+from parallel_core.plan.pipedream import Form, partition
 from parallel_core.plan.stages import balanced_cut, even_cut
 from parallel_core.spec import RunSpec
 

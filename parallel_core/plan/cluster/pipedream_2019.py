@@ -15,7 +15,7 @@ from parallel_core.plan.cluster.accuracy import Row
 from parallel_core.plan.cluster.store import rows, table
 from parallel_core.plan.graph_plan import GraphPlan, plan_graph
 from parallel_core.plan.layer_graph import GraphLayer, LayerGraph
-from parallel_core.plan.pipedream import Level
+from parallel_core.plan.network_levels import Level
 
 NAME = "pipedream_2019"
 _BYTES = 4

@@ -21,8 +21,8 @@ from dashboard.studies.new.variants import Variant
 from parallel_core.analysis.quantities import seconds_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.new_study import NEW, preview
 from tests.dashboard.plain import plain
-from tests.dashboard.test_study_form import NEW, preview
 from tests.dashboard.text_studies import MIB, asked, finish, run_of
 
 pytestmark = pytest.mark.django_db

@@ -20,8 +20,8 @@ from dashboard.studies.generating import generation_form
 from dashboard.studies.models import Study
 from parallel_core.plan.room import FRAMEWORK
 from tests.dashboard import factory
+from tests.dashboard.new_study import NEW, preview
 from tests.dashboard.plain import error_at
-from tests.dashboard.test_study_form import NEW, preview
 from tests.dashboard.text_studies import NAMES, asked, queued
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.studies import reruns
 from dashboard.studies.generating import generation
 from dashboard.studies.models import Study
-from tests.dashboard.test_study_form import NEW
+from tests.dashboard.new_study import NEW
 from tests.dashboard.text_studies import MIB, NAMES, asked, finish, run_of, verdict
 
 pytestmark = pytest.mark.django_db
