@@ -272,9 +272,9 @@ def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[CommVolume]:
         out, back = ("gradients", "activations") if place == b else ("activations", "gradients")
         kind: GroupKind = "next" if place == a else "before"
         size_of = {"activations": moved, "gradients": moved + m * mark_bytes(spec)}
-        comm_volumes = [
+        there_and_back = [
             CommVolume(kind, receivers, f"sends {out} to stage {far}", times * m, times * size_of[out]),
             CommVolume(kind, senders, f"receives {back} from stage {far}", m, size_of[back], receives=True),
         ]
-        found.extend(sorted((talk for talk in comm_volumes if talk.calls), key=lambda talk: talk.what.split()[1]))
+        found.extend(sorted((talk for talk in there_and_back if talk.calls), key=lambda talk: talk.what.split()[1]))
     return found
