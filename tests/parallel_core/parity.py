@@ -72,6 +72,13 @@ def observe(trainer: Trainer) -> tuple[Any, ...]:
     return trainer.place, grads, before, _state(trainer), totals
 
 
+def observe_moves(trainer: Trainer) -> tuple[Any, ...]:
+    """As `observe`, without gradients: under ZeRO a replica holds reduced ones of its own part only; without a flush
+    they are gone when a step ends. Their norm is compared."""
+    place, _, before, after, totals = observe(trainer)
+    return place, [{} for _ in totals], before, after, totals
+
+
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     return ranks.with_trainer(spec, rank, meeting, folder, observe)
 

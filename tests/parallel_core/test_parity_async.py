@@ -89,14 +89,8 @@ def _spec(case: Case) -> RunSpec:
     return spec_of({"dropout": 0.1}, TRAIN | batch, **{key: value for key, value in case.items() if key not in batch})
 
 
-def _observe(trainer: Trainer) -> tuple[Any, ...]:
-    """Compares only the changes of the parameters, because the gradients are gone when a step ends."""
-    place, _, before, after, totals = parity.observe(trainer)
-    return place, [{} for _ in totals], before, after, totals
-
-
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
-    return ranks.with_trainer(spec, rank, meeting, folder, _observe)
+    return ranks.with_trainer(spec, rank, meeting, folder, parity.observe_moves)
 
 
 TRAINED = Launches(CASES | MORE, lambda key: _spec((CASES | MORE)[key]), MORE.__contains__, _work)

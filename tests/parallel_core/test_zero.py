@@ -77,13 +77,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
-    return ranks.with_trainer(spec, rank, meeting, folder, _observe)
-
-
-def _observe(trainer: Trainer) -> tuple[Any, ...]:
-    """Leaves out the gradients, since a replica holds reduced ones of its own part only. Their norm is compared."""
-    place, _, before, after, totals = parity.observe(trainer)
-    return place, [{} for _ in totals], before, after, totals
+    return ranks.with_trainer(spec, rank, meeting, folder, parity.observe_moves)
 
 
 def assert_equal(got: Trained, want: Trained, what: str) -> None:
