@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from dashboard.control.hosts import Request
 from dashboard.fleet.models import Worker
-from dashboard.ledger import recalibration, replays, selectors
+from dashboard.ledger import recalibration, records, replays
 from dashboard.ledger.fleet_page import FleetPage
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.ledger.services import settle
@@ -86,7 +86,7 @@ def test_a_run_over_two_hosts_is_predicted_by_what_was_timed_between_them(profil
     assert said and said > 1.0  # an all-reduce and a gather of norms, half a second each
     settled = ran(run, "yard-a", "yard-b")
     assert (settled.disturbed, settled.left_out) == (False, "")
-    assert selectors.time_record().errors == (pytest.approx(said / 0.02 - 1),)
+    assert records.time_record().errors == (pytest.approx(said / 0.02 - 1),)
 
 
 def test_a_study_is_predicted_as_its_runs_will_be_placed(profile: Profile, member: Client, alice: Any) -> None:
@@ -207,7 +207,7 @@ def test_what_settles_nothing_says_why_and_what_to_do(profile: Profile, member: 
     factory.worker("yard-c")
     elsewhere = ran(moved, "yard-a", "yard-c")
     assert elsewhere.left_out == "It was predicted over yard-a and yard-b, and ran over yard-a and yard-c."
-    assert selectors.time_record().errors == ()
+    assert records.time_record().errors == ()
 
 
 def test_the_form_offers_to_time_links_that_nobody_has(profile: Profile, member: Client, alice: Any) -> None:
@@ -242,7 +242,7 @@ def test_a_run_on_a_host_that_was_not_profiled_settles_nothing(profile: Profile,
     here, there = (ran(over_both(alice, dp=2, hosts=0), name) for name in ("yard-a", "yard-b"))
     assert (here.disturbed, here.left_out) == (False, "")
     assert there.disturbed and there.left_out == "It was predicted from the profile of yard-a, and ran on yard-b."
-    assert len(selectors.time_record().errors) == 1
+    assert len(records.time_record().errors) == 1
     assert recalibration.among([here, there]) == {here.pk}
     noisy = ran(over_both(alice, dp=2, hosts=0), "yard-b", cpu_others=0.4)
     assert noisy.disturbed and noisy.left_out == "", "what others used is known to have disturbed it"
@@ -269,10 +269,10 @@ def test_a_replay_counts_where_only_a_profile_is_missing(profile: Profile, membe
     rows.append(ran(noisy, "yard-b", cpu_others=0.4))
     assert [row.elsewhere for row in rows] == [False, False, False, True, False]
     assert [row.noisy for row in rows] == [False, False, False, False, True]
-    replays_of = selectors.replay_record()
+    replays_of = records.replay_record()
     assert replays_of.errors == (pytest.approx(0.05),) * 3 and (replays_of.disturbed, replays_of.elsewhere) == (1, 1)
     assert replays_of.sentence().endswith(" (2 left out: 1 disturbed, 1 on other hosts).")
-    times = selectors.time_record()
+    times = records.time_record()
     assert len(times.errors) == 1 and (times.disturbed, times.elsewhere) == (1, 1)
     assert times.sentence().endswith(" (2 left out: 1 disturbed, 1 on other hosts).")
     text = member.get("/partition/record/").content.decode()

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from dashboard.fleet.models import Worker
-from dashboard.ledger import selectors
+from dashboard.ledger import records
 from dashboard.ledger.models import Prediction
 from dashboard.ledger.services import settle
 from dashboard.runs.models import RankInfo, Run, State
@@ -42,11 +42,11 @@ def test_another_schedule_is_foreseen_and_settled(reader: Client, alice: Any) ->
     trace = traces.trace(before, None)
     assert trace is not None and said.replayed == before and said.replayed_seconds
     assert said.replayed_seconds == pytest.approx(_of_median(before, trace, Change(schedule="1f1b")))
-    assert selectors.replay_record().sentence() == "No predictions settled yet."
+    assert records.replay_record().sentence() == "No predictions settled yet."
     Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
     run.refresh_from_db()
     settle(run, {"timed": {"median": said.replayed_seconds / 1.04}, "memory": None, "cpu_others": 0.0})
-    assert selectors.replay_record().sentence().startswith("1 prediction, mean error 4.0 %, bias +4.0 %")
+    assert records.replay_record().sentence().startswith("1 prediction, mean error 4.0 %, bias +4.0 %")
     text = reader.get("/partition/record/").content.decode()
     assert "By what-if from another run: 1 prediction" in text and f"/runs/{before.pk}/?tab=whatif" in text
 
@@ -149,7 +149,7 @@ def test_a_step_of_another_host_is_not_settled(alice: Any) -> None:
     settle(run, {"timed": {"median": 0.1}, "memory": None, "cpu_others": 0.0})
     said = Prediction.objects.get(run=run)
     assert (said.replayed, said.replayed_seconds, said.disturbed) == (None, None, False)
-    assert selectors.replay_record().errors == ()
+    assert records.replay_record().errors == ()
 
 
 def test_only_a_run_on_the_host_that_would_run_it_is_replayed(alice: Any) -> None:
