@@ -25,6 +25,7 @@ class TraceOut(Schema):
         description="of `step_count`, the newest 100 and 50 on each side of the middle one; `/steps` has all"
     )
     step_count: int
+    broken: list[str] = Field(description="faults that its run injected on purpose, a sentence each")
 
 
 class TraceRank(Schema):

@@ -185,6 +185,7 @@ def _record(trace: Trace) -> dict[str, Any]:
         "ranks": len(trace.ranks),
         "steps": choice.steps,
         "step_count": choice.total,
+        "broken": trace.injected,
     }
 
 

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import models
 from pydantic import ValidationError
 
-from parallel_core.faults import trained
+from parallel_core.faults import sentences, trained
 from parallel_core.spec import RunSpec
 
 
@@ -62,6 +62,11 @@ class Trace(models.Model):
     def trained(self) -> RunSpec | None:
         """The spec that was trained, with what injected faults change in `spec`."""
         return trained(self.spec) if self.spec else None
+
+    @property
+    def injected(self) -> list[str]:
+        """The faults that its run injected on purpose, one sentence each, as `Run.injected`."""
+        return sentences(self.spec.inject) if self.spec else []
 
     def counted(self, step: int) -> bool:
         """Whether stages and micro-batches of the step were inferred from messages and order, not from annotations."""

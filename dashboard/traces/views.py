@@ -27,11 +27,14 @@ from dashboard.runs.tracing.traced import StepChoice
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
 from dashboard.traces.operators import side_by_side
+from dashboard.traces.planned import context as plan_of
 from dashboard.traces.spans import about, device_of, step_of
 from dashboard.traces.whatif_pipeline import of_trace
 from parallel_core import limits
 
 PER_PAGE = 50
+PARTS = {"planned": "Planned over measured", "whatif": "What if", "operators": "Rank against rank"}
+"""Parts of the page of a trace that are fetched by themselves -> what the page of such a part is called."""
 OPEN = (TraceState.QUEUED, TraceState.READING)
 
 
@@ -101,6 +104,15 @@ def changed(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_safe
 @vary_on_headers("HX-Request")
+def planned(request: HttpRequest, pk: int) -> HttpResponse:
+    """The part of the page that lays the plan over the step."""
+    trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
+    step = _step(request, trace)
+    return _part(request, "planned", {"trace": trace, "step": step} | plan_of(trace, step))
+
+
+@require_safe
+@vary_on_headers("HX-Request")
 def operators(request: HttpRequest, pk: int) -> HttpResponse:
     """The part of the page that compares two ranks."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
@@ -114,7 +126,8 @@ def _part(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpRespo
     """A part of the page of a trace, as a page of its own where it is opened alone, as without JavaScript."""
     if request.headers.get("HX-Request"):
         return render(request, f"traces/{name}.html", context)
-    context |= {"part": f"traces/{name}.html", "legend": LEGEND if name == "whatif" else ()}
+    legend = () if name == "operators" else LEGEND
+    context |= {"part": f"traces/{name}.html", "title": PARTS[name], "legend": legend}
     return render(request, "traces/part_alone.html", context)
 
 
@@ -136,7 +149,7 @@ def _step(request: HttpRequest, trace: Trace) -> int:
 
 def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
     step = _step(request, trace)
-    found = step_of(trace, step)
+    found, largest = step_of(trace, step), page.largest(trace)
     return accounts.table(found.accounts) | {
         "steps": trace.steps,
         "choice": StepChoice.among(trace.steps, step),
@@ -146,7 +159,8 @@ def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
         "where": page.where(found, page.source_of(trace), recorded=trace.spec is not None),
         "findings": page.findings(trace, step),
         "missing": page.missing(trace, step),
-        "largest": page.largest(trace),
+        "largest": largest,
+        "listed": sum(row["count"] for row in largest),
         "legend": LEGEND,
         "kernels": sum(rank["raw"] for rank in trace.ranks.values()),
         "device": _counted(trace),

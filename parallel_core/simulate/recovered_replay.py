@@ -127,14 +127,19 @@ class Recovered:
         return self.measured.step + self.tail
 
     @cached_property
+    def ranks(self) -> dict[int, int]:
+        """Global rank of the layout -> rank of the trace."""
+        layout = Layout.of(self.spec)
+        return {layout.rank(place, *divmod(i, self.pipeline.width)): rank
+                for place, own in enumerate(self.pipeline.ranks) for i, rank in enumerate(own)}  # fmt: skip
+
+    @cached_property
     def rows(self) -> dict[int, NDArray[np.void]]:
         """Global rank of the layout -> its spans in the form that this engine records."""
         layout, programs, zero = Layout.of(self.spec), build(self.spec).programs, step_start(self.spans)
-        ranks = {layout.rank(place, *divmod(i, self.pipeline.width)): rank
-                 for place, own in enumerate(self.pipeline.ranks) for i, rank in enumerate(own)}  # fmt: skip
         meet = max(self._ended.values())
         out = {}
-        for rank, theirs in ranks.items():
+        for rank, theirs in self.ranks.items():
             program, replica = programs[layout.pipeline_rank(rank)], layout.coords(rank).replica
             out[rank] = self._laid(program, theirs, replica, zero)
             if self._meet:

@@ -17,7 +17,7 @@ from django.utils import timezone
 from dashboard.runs.models import Attempt, MemoryRecord, Run, SpanChunk, State
 from dashboard.runs.page import charts, timeline
 from dashboard.runs.page.operators import folded
-from dashboard.runs.tracing import traces
+from dashboard.runs.tracing import planned, traces
 from dashboard.runs.tracing.traces import Trace
 from parallel_core.analysis.diagnosis import RULES
 from parallel_core.analysis.quantities import seconds_text
@@ -106,7 +106,7 @@ def test_the_latest_operation_that_is_named_is_one_that_is_drawn_with_its_plan(a
 def test_title_and_list_of_late_operations_are_of_what_is_outlined(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan may have recomputation as a separate operation; in the chart and the list it is part of its backward."""
     run = factory.finished(alice, {**PIPELINE, "recompute": "full"})
-    whole = timeline.lateness
+    whole = planned.lateness
 
     def with_late_recomputation(*args: Any) -> Any:
         joined = whole(*args)
@@ -115,7 +115,7 @@ def test_title_and_list_of_late_operations_are_of_what_is_outlined(alice: Any, m
         again["kind"], again["end"] = Kind.R, again["end"] + 10**9
         return np.concatenate([joined, again])
 
-    monkeypatch.setattr(timeline, "lateness", with_late_recomputation)
+    monkeypatch.setattr(planned, "lateness", with_late_recomputation)
     found = timeline.context(run, None)
     told = [found["overlay"].title, *(row["operation"] for row in found["late"])]
     assert len(told) > 1 and all("backward" in words for words in told[:2])

@@ -136,6 +136,7 @@ def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) ->
     assert {row[0] for row in made.chart.rows} == {"measured", "predicted"}
     assert fast.headers["HX-Replace-Url"] == f"/traces/{trace.pk}/?step=2&links=free&device=2"
     assert "as fast must be a number from 0.1 to 100; got 0." in member.get(f"{address}?device=0").content.decode()
+    assert "its schedule is not known" in member.get(reverse("traces:planned", args=(trace.pk,))).content.decode()
 
 
 def annotated(rank: int, backwards: Sequence[int] = range(4)) -> bytes:
@@ -155,6 +156,17 @@ def annotated(rank: int, backwards: Sequence[int] = range(4)) -> bytes:
         add("cpu_op", "aten::mm", start, took)
     add("user_annotation", "Optimizer.step#AdamW.step", 150, 10)
     return json.dumps({"traceEvents": events, "distributedInfo": {"rank": rank}}).encode()
+
+
+def test_a_pipeline_that_no_spec_describes_has_its_plan_drawn_too(member: Client) -> None:
+    files = [annotated(rank).replace(b'{"rank": %d}' % rank, b'{"rank": %d}' % (rank + 4)) for rank in (0, 1)]
+    trace, _ = shown(member, ("a.json", files[0]), ("b.json", files[1]))
+    found = member.get(reverse("traces:planned", args=(trace.pk,)), headers={"HX-Request": "true"})
+    assert "Certain: PP-GPipe, 2 stages, 4 micro-batches" in plain(found.content.decode())
+    made = found.context["overlay"]
+    assert made.title == "No operation ends more than 2 % of the step later than planned."
+    assert [row[:2] for row in made.rows] == [["4", "8"], ["5", "8"]], "ranks are called as in the trace"
+    assert found.context["late"] == [] and found.context["late_total"] > 16
 
 
 @pytest.mark.full

@@ -87,6 +87,8 @@ def test_the_page_shows_what_the_page_of_the_run_shows(member: Client, run: Run,
     assert f"As recorded: run {run.pk}, step 10, 2 ranks." in text
     assert "Backward" in text or "backward" in text  # the largest operations
     rows = shown.context["accounts"]
+    (most,) = re.findall(r"over all ranks and steps: ([0-9 ]+) of ([0-9 ]+) spans", text)
+    assert int(most[0]) == sum(one["count"] for one in shown.context["largest"]) <= int(most[1]) == theirs.total
     times = [*shown.context["largest"], *({"time": text} for row in rows for text in row["parts"] if text != "0")]
     digits = [re.sub(r"\D", "", one["time"].split()[0]).lstrip("0") for one in times]
     assert digits and {len(own) for own in digits} == {3}, "of a column, as 49 ms below 67.4 ms looks less exact"
@@ -126,6 +128,18 @@ def test_findings_operators_and_what_if_are_those_of_the_run(member: Client, run
     assert made.chart.figure["data"] == wanted["chart"].figure["data"]
 
 
+def test_the_plan_over_it_is_that_of_the_run(member: Client, run: Run) -> None:
+    trace, shown = opened(member, exported(member, run))
+    address = reverse("traces:planned", args=(trace.pk,))
+    assert f'hx-get="{address}?step=10"' in shown.content.decode()
+    here = member.get(address, {"step": 10}).context
+    there = member.get(f"/runs/{run.pk}/?tab=timeline&step=10").context
+    mine, own = here["overlay"], there["overlay"]
+    assert (mine.title, mine.figure, mine.rows) == (own.title, own.figure, own.rows)
+    assert here["late"] == there["late"] and here["late_total"] == there["late_total"] > 0
+    assert {row["type"] for row in mine.figure["data"]} == {"bar", "scatter"}, "the critical path is a line"
+
+
 def test_operators_of_a_run_with_a_moved_cut_are_on_the_layers_that_were_trained(member: Client, alice: Any) -> None:
     run = factory.finished(alice, PIPELINE, inject=[{"kind": "unbalanced_cut", "stage": 0, "units": 2}])
     trace, _ = opened(member, exported(member, run))
@@ -133,6 +147,18 @@ def test_operators_of_a_run_with_a_moved_cut_are_on_the_layers_that_were_trained
     operators = member.get(reverse("traces:operators", args=(trace.pk,))).context["operators"]
     at_home = member.get(f"/runs/{run.pk}/?tab=operators&step=10").context
     assert operators.sentence == at_home["operators_sentence"]
+
+
+def test_a_run_that_was_broken_on_purpose_says_so_there_too(member: Client, alice: Any) -> None:
+    said = "Straggler: rank 1 takes 3 times as long to compute"
+    straggler = [{"kind": "straggler", "rank": 1, "factor": 3}]
+    trace, shown = opened(member, exported(member, factory.finished(alice, PIPELINE, inject=straggler)))
+    assert f"<span>broken on purpose: {said}</span>" in shown.content.decode()
+    healthy, other = opened(member, exported(member, factory.finished(alice, PIPELINE)))
+    assert 'data-state="broken"' not in other.content.decode()
+    assert member.get("/traces/").content.decode().count(f'data-state="broken" title="{said}"') == 1
+    told = member.get("/api/v1/traces").json()["data"]
+    assert {one["id"]: one["broken"] for one in told} == {trace.pk: [said], healthy.pk: []}
 
 
 def test_through_the_api_and_back_and_once_more(client: Client, member: Client, run: Run) -> None:
@@ -183,7 +209,7 @@ def test_without_a_spec_that_holds_the_rest_is_shown_and_names_are_text(member: 
     assert "<script>alert" not in shown.content.decode() and "<script>x" not in shown.content.decode()
     text = text_of(shown)
     assert "The spec of its run does not hold here" in text and "New run like it" not in text
-    for part in ("whatif", "operators"):
+    for part in ("planned", "whatif", "operators"):
         assert member.get(reverse(f"traces:{part}", args=(trace.pk,))).status_code == 200
     assert "did not come with it" in text_of(member.get(reverse("traces:operators", args=(trace.pk,))))
 
@@ -194,7 +220,8 @@ def test_of_a_part_what_can_be_judged_is_judged(member: Client, run: Run) -> Non
     trace, shown = opened(member, json.dumps(made).encode())
     text = text_of(shown)
     assert "There are no spans of rank 1." in text and "not every rank of the run has its spans here" in text
-    assert "a rank is missing" in text_of(member.get(reverse("traces:whatif", args=(trace.pk,))))
+    for name in ("planned", "whatif"):
+        assert "a rank is missing" in text_of(member.get(reverse(f"traces:{name}", args=(trace.pk,))))
     assert "It has rank 0 alone" in text_of(member.get(reverse("traces:operators", args=(trace.pk,))))
     assert member.get(f"/api/v1/traces/{trace.pk}/analysis").status_code == 200
 
@@ -214,7 +241,7 @@ def test_a_schedule_far_longer_than_the_spans_is_not_built(
 def test_a_spec_that_held_once_may_hold_no_more(member: Client, run: Run) -> None:
     trace, _ = opened(member, exported(member, run))
     Trace.objects.update(recorded=trace.recorded | {"spec": {"model": {"layers": -1}}})
-    for part in ("", "whatif/", "operators/"):
+    for part in ("", "planned/", "whatif/", "operators/"):
         assert member.get(f"/traces/{trace.pk}/{part}").status_code in (200, 404)
     assert member.get(f"/traces/{trace.pk}/").context["verdict"]
     assert TraceSpans.objects.count() == 2
