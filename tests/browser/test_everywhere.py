@@ -13,17 +13,20 @@ from tests.browser.observed_page import HOSTILE, PHONE, WIDE, Troubles, overflow
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 TABS = ("timeline", "accounts", "whatif", "operators", "memory", "metrics", "ranks", "logs", "spec", "events")
 LOOKS, LOOK_MS = 100, 100
-ODD = ("kind=sweep", "q=nothing", "network=0", "n=3", "t=9", "p=999")
+ODD = ("kind=", "q=nothing", "network=0", "n=3", "t=9", "p=999")
 """In addresses of pages that are looked at by another address, too: these are left to the full test."""
 
 
 def addresses(stocked: dict[str, Any]) -> list[str]:
     """The address of every page, including all tabs of the ended study and run."""
-    pages = ["/studies/", f"/studies/{stocked['study']}/", "/studies/new/", "/studies/new/?kind=sweep"]
+    pages = ["/studies/", f"/studies/{stocked['study']}/", "/studies/new/"]
+    pages += [f"/studies/new/?kind={kind}" for kind in ("sweep", "scaling", "fit", "stashing", "generation")]
+    pages += [f"/studies/{stocked['study']}/{page}/" for page in ("report", "add", "delete")]
     pages += ["/studies/?q=nothing-like-this", f"/studies/{stocked['study']}/edit/"]
     pages += ["/runs/", "/runs/?q=nothing-like-this", "/runs/new/", "/runs/texts/", f"/runs/{stocked['failed']}/"]
     pages += [f"/runs/{stocked['hostile']}/?tab={tab}" for tab in TABS]
     pages += [f"/runs/{stocked['dp']}/clone", f"/runs/{stocked['dp']}/edit", f"/runs/{stocked['dp']}/cancel"]
+    pages += [f"/runs/{stocked['dp']}/report/", f"/runs/delete?runs={stocked['dp']},{stocked['single']}"]
     pages += ["/compare/", f"/compare/?runs={stocked['single']},{stocked['dp']}"]
     pages += ["/planner/", "/planner/?network=0&heads=7", "/planner/?cluster=a100-40&plan=DP+1024"]
     pages += ["/planner/accuracy/", "/planner/judge/", "/planner/judge/?n=3&a-plan=TP+eight", "/planner/scenarios/"]
@@ -36,7 +39,8 @@ def addresses(stocked: dict[str, Any]) -> list[str]:
         "/planner/crossover/",
     ]
     pages += ["/schedules/", "/schedules/strategies/", "/schedules/?a=zb-h1&b=&t=9", "/schedules/?p=999"]
-    return [*pages, "/traces/", "/traces/new/", "/fleet/", "/accounts/tokens/", "/accounts/password/", "/no/such/page"]
+    pages += ["/traces/", "/traces/new/", "/fleet/", "/fleet/set-aside/", "/api/"]
+    return [*pages, "/accounts/tokens/", "/accounts/password/", "/no/such/page"]
 
 
 UNSEEN = """() => [...document.querySelectorAll("nav [aria-current]")]
