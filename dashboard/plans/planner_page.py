@@ -163,11 +163,11 @@ class Ranked:
     address: str
 
 
-def ranked(made: View) -> list[Ranked]:
-    """The fastest plan of each layout, fastest first."""
+def ranked(made: View) -> tuple[list[Ranked], int]:
+    """The fastest plan of each layout, fastest first, of at most RANKED layouts; and how many layouts there are."""
     job, cluster = made.setup
-    front, out = set(search.pareto(made.found)), []
-    for i in made.found.leaders(RANKED):
+    front, out, leaders = set(search.pareto(made.found)), [], made.found.leaders()
+    for i in leaders[:RANKED]:
         plan, seconds = made.found.plans.row(i), float(made.found.seconds[i])
         slower = seconds / float(made.found.seconds[made.found.best()[0]]) - 1
         out.append(
@@ -182,7 +182,7 @@ def ranked(made: View) -> list[Ranked]:
                 address(made.form, plan=plan.label()),
             )
         )
-    return out
+    return out, len(leaders)
 
 
 def address(form: PlannerForm, **changes: str) -> str:

@@ -71,7 +71,7 @@ def _of_fleet(form: PlannerForm) -> str:
 def _planned(form: PlannerForm) -> dict[str, Any]:
     made = planner_page.view(form)
     judged = made.judged
-    alone = planner_page.alone(made)
+    alone, (ranked, layouts) = planner_page.alone(made), planner_page.ranked(made)
     rows = [row for row in accuracy.step_times() if not row.fitted]
     context: dict[str, Any] = {
         "view": made,
@@ -79,7 +79,8 @@ def _planned(form: PlannerForm) -> dict[str, Any]:
         "verdict": planner_page.verdict(made),
         "standing": planner_page.standing(made),
         "tiles": planner_page.tiles(made),
-        "ranked": planner_page.ranked(made),
+        "ranked": ranked,
+        "layouts": layouts,
         "charts": planner_charts.all_charts(made),
         "alone": alone,
         "not_alone": planner_page.not_alone(made, alone),

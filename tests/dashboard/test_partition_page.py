@@ -181,6 +181,7 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
     rows, text = answer.context["page"].rows(), plain(answer.content.decode())
     assert f"{rows[0].seconds} a step: {rows[0].name} is the fastest of" in text
     assert text.count("Launch this plan") == len(rows)
+    assert f"{len(rows)} of {len(answer.context['page'].found.able)} splits that can run" in text
     found, search = answer.context["page"].found, Search.objects.get()
     more = sum(way.found for way in found.able)
     words = f"the fastest of {search.of} splits, and of {more} whose cuts or order were searched for"

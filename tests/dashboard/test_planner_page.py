@@ -37,8 +37,10 @@ def test_the_first_sentence_is_the_bottleneck_and_what_to_try(reader: Client) ->
 
 
 def test_ranked_plans_lead_to_themselves(reader: Client) -> None:
-    rows = reader.get(PAGE).context["ranked"]
+    first = reader.get(PAGE)
+    rows, layouts = first.context["ranked"], first.context["layouts"]
     assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
+    assert layouts > len(rows) == 12 and f"12 of {layouts} layouts." in plain(first.content.decode())
     page = reader.get(PAGE + rows[3].address)
     assert page.context["judged"].plan.label() == rows[3].label
     assert [row.chosen for row in page.context["ranked"]].index(True) == 3

@@ -244,6 +244,14 @@ def test_a_study_goes_with_its_runs_once_they_have_ended(member: Client, reader:
     assert Leftover.objects.filter(run=run.pk).exists()
 
 
+def test_of_very_many_runs_that_keep_a_study_it_says_how_many_are_listed(member: Client, alice: Any) -> None:
+    study = Study.objects.create(name="large", owner=alice, kind="matrix")
+    queued = [factory.queued(alice, study=study).pk for _ in range(51)]
+    for address in (f"/studies/{study.pk}/delete/", f"/runs/delete?runs={','.join(map(str, queued))}"):
+        page = member.get(address).content.decode()
+        assert page.count("cancel it first.") == 50 and "50 of 51 are listed." in page, address
+
+
 def test_whose_run_keeps_a_study_is_said_to_who_may_not_cancel_it(
     client: Client, member: Client, alice: Any, admin: Any
 ) -> None:

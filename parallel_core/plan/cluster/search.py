@@ -106,8 +106,8 @@ class SearchResult:
         on = f", on {plan.devices} of {self.devices} devices" if plan.devices < self.devices else ""
         return f"{plan.label()}{on}"
 
-    def leaders(self, count: int) -> list[int]:
-        """Indices of the fastest plan of each layout (DP x TP x PP), fastest layout first."""
+    def leaders(self, count: int | None = None) -> list[int]:
+        """Indices of the fastest plan of each layout (DP x TP x PP), fastest layout first; at most `count`."""
         keys = np.stack([self.plans.dp[self.order], self.plans.tp[self.order], self.plans.pp[self.order]])
         _, first = np.unique(keys, axis=1, return_index=True)
         return [int(i) for i in self.order[np.sort(first)][:count]]
