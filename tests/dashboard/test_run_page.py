@@ -48,6 +48,14 @@ def test_every_tab_of_a_finished_run(reader: Client, alice: Any, tab: str) -> No
     assert page.count('aria-current="page"') >= 1
 
 
+def test_the_title_of_the_page_names_the_tab_that_was_asked_for(reader: Client, alice: Any) -> None:
+    """Tabs of one run, open side by side in a browser, were all called the same."""
+    run = factory.finished(alice, PIPELINE)
+    asked = {"": "", "?tab=timeline": "Timeline of ", "?tab=logs": "Logs of ", "?tab=no-such": ""}
+    for query, said in asked.items():
+        assert f"<title>{said}{run.name} · Trainyard</title>" in html(reader, run, query)
+
+
 def test_the_tabs_keep_the_step_its_window_and_what_is_outlined(reader: Client, alice: Any) -> None:
     page = html(reader, factory.finished(alice, PIPELINE), "?step=10&from=1.5&to=3&lit=1:2:2.5&tab=ranks")
     links = re.findall(r'<a href="([^"#]+)#details"[^>]*data-keeps', page)

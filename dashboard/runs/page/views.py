@@ -172,7 +172,8 @@ def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
     asked = request.GET.get("tab", "")
     tabs = OF_TEXT if run.task else TABS
     tab = asked if asked in tabs else next(iter(tabs))
-    return {"tabs": tabs, "tab": tab, **tab_context(tab, run, _number(request, "rank") or 0, step, request.GET)}
+    of_tab = tab_context(tab, run, _number(request, "rank") or 0, step, request.GET)
+    return {"tabs": tabs, "tab": tab, "tab_title": tabs.get(asked, ""), **of_tab}
 
 
 def _alone(request: HttpRequest, run: Run) -> dict[str, Any]:
