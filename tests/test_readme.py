@@ -58,6 +58,7 @@ ELSEWHERE = {
     "./run test": "this very run",
     "./run bench": "bench/test_bench.py",
     "./run compact": "dashboard/test_compact.py",
+    "./run version": "test_run_script.py",
     "docker compose up -d": "test_deployment.py and faults/test_services.py",
     "docker compose --profile gpu up -d": "test_deployment.py",
 }

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version as of
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
+from parallel_core.version import version
 from tests.yard_process import OF_ANOTHER_PROJECT, ROOT
 
 FOREIGN = {name: value for name, value in OF_ANOTHER_PROJECT.items() if name != "http_proxy"}
@@ -48,6 +51,33 @@ def test_arguments_that_a_command_has_not_are_refused_before_anything_is_done(
     with pytest.raises(SystemExit, match=f"./run {command} takes no arguments, but was given: --port 8001"):
         run["main"]()
     assert not done
+
+
+def test_a_command_that_there_is_not_is_told_before_the_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told after it: a minute or two later, at the first start."""
+    done: list[Any] = []
+    run = script(set_up=lambda *_: done.append("set up"), become=lambda *words, **_: done.append(words))
+    monkeypatch.setattr(sys, "argv", ["run", "pasword"])
+    with pytest.raises(SystemExit, match=r"no command ./run pasword. The nearest: ./run password,"):
+        run["main"]()
+    assert not done
+    monkeypatch.setattr(sys, "argv", ["run", "controller", "--take-over"])
+    run["main"]()
+    assert done == ["set up", ("-m", "dashboard.yard", "controller", "--take-over")]
+
+
+@pytest.mark.parametrize("asked", ["version", "--version", "-V"])
+def test_the_version_is_that_of_trainyard_with_those_of_what_it_runs_on(
+    asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`./run version` said Django's alone, and `--version` was no option."""
+    monkeypatch.setattr(sys, "argv", ["run", asked])
+    script(PYTHON=Path(sys.executable))["main"]()
+    own, below = capsys.readouterr().out.splitlines()
+    assert own == f"Trainyard {version()}"
+    assert below == f"Python {platform.python_version()}, PyTorch {of('torch')}, Django {of('Django')}"
+    script(PYTHON=Path("/no/python"))["main"]()
+    assert capsys.readouterr().out.splitlines()[1] == "Not set up yet: ./run setup does that."
 
 
 def test_what_is_imported_beforehand_uses_none_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +121,16 @@ def test_an_environment_of_another_user_that_cannot_be_used_is_left_as_it_is(
     run["make_venv"]()
     assert "--clear" in asked.pop(), "one's own is made anew"
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(SystemExit, match=r"its Python is gone, or is another version by now\. It was left"):
+        run["make_venv"]()  # what root was told was that it may not run it
+    assert asked.pop()[1] == "-c" and not asked, "it is looked at, not made"
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(run["subprocess"], "run", refused)
     with pytest.raises(SystemExit, match="you cannot run its Python"):
         run["make_venv"]()
-    assert not asked
 
 
 def test_an_environment_of_another_user_that_cannot_be_read_is_told_in_a_line(
@@ -116,3 +153,10 @@ def test_an_environment_of_another_user_that_cannot_be_read_is_told_in_a_line(
 def test_an_environment_whose_python_cannot_be_looked_at_is_none() -> None:
     """As of one that root made with a Python in root's own folder; here because the path is too long."""
     assert not script(PYTHON=Path("p" * 300))["is_up_to_date"]("requirements.txt")
+
+
+def test_an_environment_in_a_folder_that_may_not_be_entered_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was a stack trace; here because the path is too long, which root may not look at either."""
+    monkeypatch.setattr(sys, "argv", ["run", "setup"])
+    with pytest.raises(SystemExit, match=r"cannot be used: .+\. Set TRAINYARD_VENV to a folder of your own\."):
+        script(VENV=Path("v" * 300), set_up=lambda *_: None)["main"]()

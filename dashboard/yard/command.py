@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management import ManagementUtility, get_commands
+from django.core.management import ManagementUtility
 from django.core.management.base import BaseCommand
 
-OWN = ("up", "password", "compact", "test", "bench", "setup", "help")
-"""The commands of `./run` itself."""
-_NEAR, _LIKENESS = 3, 0.6
-"""How many commands are proposed at most, and from which likeness (`difflib`'s ratio, 0 to 1)."""
+from dashboard.yard.commands import unknown
 
 
 class Command(ManagementUtility):
@@ -24,16 +20,9 @@ class Command(ManagementUtility):
         super().__init__(["./run", *arguments])
 
     def fetch_command(self, subcommand: str) -> BaseCommand:
-        if subcommand not in get_commands():
-            raise SystemExit(unknown(subcommand))
+        if why := unknown(subcommand):
+            raise SystemExit(why)
         return super().fetch_command(subcommand)
-
-
-def unknown(command: str) -> str:
-    """What is said of a command that there is not, with the nearest ones."""
-    near = get_close_matches(command, [*OWN, *get_commands()], _NEAR, _LIKENESS)
-    meant = f" The nearest: {', '.join(f'./run {one}' for one in near)}." if near else ""
-    return f"There is no command ./run {command}.{meant} ./run help says what there is."
 
 
 def main(arguments: list[str]) -> None:

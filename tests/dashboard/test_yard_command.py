@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.core.management import get_commands
 
 from dashboard.yard.command import Command
+from dashboard.yard.commands import OTHERS, OWN
 from dashboard.yard.home import own
 from tests.yard_process import ROOT
 
@@ -30,6 +32,11 @@ def test_a_command_that_there_is_not_is_told_with_the_nearest_ones(typed: str, n
     assert said.startswith(f"There is no command ./run {typed}.{near}")
     assert said.endswith(" ./run help says what there is.") and "manage.py" not in said
     assert ("nearest" in said) is bool(near)
+
+
+def test_the_list_that_needs_no_django_has_all_commands_of_django() -> None:
+    """A command that it lacked would be refused."""
+    assert set(get_commands()) == {*OTHERS, "test"} and "test" in OWN
 
 
 @pytest.mark.parametrize(("typed", "code"), [("chek", 1), ("check", 0)])
