@@ -4,13 +4,17 @@ escaping.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.cache import caches
+from django.db import connections
 from django.test import Client
+from pytest_django.plugin import DjangoDbBlocker
 
 from dashboard.charts import timeline
 from dashboard.control.controller import Controller
@@ -30,6 +34,21 @@ def _nothing_is_remembered() -> None:
     timeline.forget()
     for cache in caches.all():
         cache.clear()
+
+
+@pytest.fixture
+def no_database(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Makes the default database a file that cannot be opened or, with PostgreSQL, a server that is not there."""
+    before = connections["default"]
+    with django_db_blocker.unblock():
+        away = connections.create_connection("default")
+        key, name = ("NAME", "no folder/yard.sqlite3") if away.vendor == "sqlite" else ("HOST", "no folder")
+        away.settings_dict = {**away.settings_dict, key: os.fspath(tmp_path / name)}
+        connections["default"] = away
+        try:
+            yield
+        finally:
+            connections["default"] = before
 
 
 _ESCAPED_TWICE = re.compile(r"&amp;(?:#x27|#39|amp|lt|gt|quot);")

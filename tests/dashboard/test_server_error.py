@@ -5,19 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, connection, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
-from pytest_django.plugin import DjangoDbBlocker
 
-from dashboard.disk_full import FULL, QUOTA, SAID, is_disk_full
+from dashboard.disk_full import FULL, QUOTA, SAID, is_disk_full, why_full
 from dashboard.urls import handler500
 
 __all__ = ["handler500"]
@@ -53,21 +50,6 @@ urlpatterns = [path(at, view) for name, view in VIEWS.items() for at in (f"{name
 @pytest.fixture
 def browser() -> Client:
     return Client(raise_request_exception=False)
-
-
-@pytest.fixture
-def no_database(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Makes the default database a file that cannot be opened or, with PostgreSQL, a server that is not there."""
-    before = connections["default"]
-    with django_db_blocker.unblock():
-        away = connections.create_connection("default")
-        key, name = ("NAME", "no folder/yard.sqlite3") if away.vendor == "sqlite" else ("HOST", "no folder")
-        away.settings_dict = {**away.settings_dict, key: os.fspath(tmp_path / name)}
-        connections["default"] = away
-        try:
-            yield
-        finally:
-            connections["default"] = before
 
 
 @pytest.mark.urls(__name__)
@@ -109,20 +91,25 @@ def test_a_quota_that_is_used_up_is_not_told_as_a_full_disk(browser: Client, bob
 
 
 @pytest.mark.parametrize(
-    ("cause", "full"),
+    ("cause", "why"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), True),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
-        (psycopg.errors.DiskFull("could not extend file"), True),
-        (OSError(errno.ENOENT, "No such file"), False),
-        (psycopg.errors.AdminShutdown("terminating connection"), False),
-        (sqlite3.OperationalError("database is locked"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), FULL),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), QUOTA),
+        (psycopg.errors.DiskFull("could not extend file"), FULL),
+        (psycopg.errors.InternalError_('could not extend file "base/5/1259": Disk quota exceeded'), QUOTA),
+        (psycopg.errors.IoError("could not write to file: Disk quota exceeded"), QUOTA),
+        (psycopg.errors.InternalError_("cache lookup failed for relation 7"), ""),
+        (psycopg.errors.CheckViolation("the name 'Disk quota exceeded'"), ""),
+        (OSError(errno.ENOENT, "No such file"), ""),
+        (psycopg.errors.AdminShutdown("terminating connection"), ""),
+        (sqlite3.OperationalError("database is locked"), ""),
     ],
 )
-def test_which_errors_mean_a_full_disk(cause: Exception, full: bool) -> None:
+def test_which_errors_mean_a_full_disk(cause: Exception, why: str) -> None:
     wrapped = OperationalError("as Django raises it")
     wrapped.__cause__ = cause
-    assert (is_disk_full(cause), is_disk_full(wrapped)) == (full, full)
+    for error in (cause, wrapped):
+        assert (why_full(error) if is_disk_full(error) else "") == why
 
 
 @pytest.mark.usefixtures("no_database")
