@@ -88,6 +88,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "dashboard.health.HealthMiddleware",
     "dashboard.static_middleware.StaticMiddleware",
     "dashboard.accounts.middleware.CompressedPagesMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

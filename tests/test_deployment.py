@@ -20,6 +20,7 @@ import compose_spec
 import pytest
 import yaml
 
+from dashboard import health
 from parallel_core.file_lock import FileLock
 from parallel_core.observe.record_files import events_path
 from tests.compose_process import DOCKERFILE, VARIABLE, interpolate
@@ -128,6 +129,12 @@ def hosts_and_origins(**told: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 
+def test_the_health_of_the_web_is_asked_where_that_takes_no_page_and_no_name(services: dict[str, Any]) -> None:
+    """It was the sign-in page, which is no answer of the database."""
+    (_, *_, code) = services["web"]["healthcheck"]["test"]
+    assert f"'http://127.0.0.1:8000{health.PATH}'" in code
+
+
 def test_spaces_between_names_and_origins_are_no_part_of_them() -> None:
     told = {
         "ALLOWED_HOSTS": "a.example, .b.example",
@@ -174,7 +181,7 @@ def test_a_setting_that_cannot_be_used_is_named_without_a_stack_trace(
 
 
 @pytest.mark.parametrize("names", ["", "yard.example.org"])
-def test_the_health_check_and_the_workers_are_let_in_whatever_people_type(names: str) -> None:
+def test_the_workers_and_this_host_are_let_in_whatever_people_type(names: str) -> None:
     text = interpolate(COMPOSE, dict.fromkeys(SECRETS, "secret") | {"ALLOWED_HOSTS": names})
     env = yaml.safe_load(text)["services"]["web"]["environment"]
     hosts = env["ALLOWED_HOSTS"].split(",")

@@ -53,6 +53,14 @@ def test_news_reach_the_browser_and_are_resumed_after_a_lost_connection(site: Si
     asyncio.run(main())
 
 
+def test_the_health_of_the_web_is_answered_under_asgi(site: Site) -> None:
+    async def main() -> None:
+        answer = await site.get("/healthz")
+        assert (answer.status_code, answer.text, answer.headers["cache-control"]) == (200, "ok\n", "no-store")
+
+    asyncio.run(main())
+
+
 def move(site: Site, state: str) -> None:
     """Changes the state of run 1 and announces it, as the controller does."""
     write(site, f"UPDATE runs_run SET state = '{state}' WHERE id = 1")
