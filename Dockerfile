@@ -16,4 +16,4 @@ RUN python -m compileall -q .
 USER trainyard
 VOLUME /data
 EXPOSE 8000
-CMD ["gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application", "--bind", "0.0.0.0:8000", "--workers", "2"]
+CMD ["gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application", "--bind", "0.0.0.0:8000"]

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +40,15 @@ def import_pages() -> None:
     reverse("accounts:login")  # imports all URLs, and indexes them
 
 
+def processes(given: Mapping[str, str] = os.environ) -> int:
+    """How many web processes TRAINYARD_WEB_WORKERS asks for: 1 without it. Raises SystemExit for what is no number."""
+    told = given.get("TRAINYARD_WEB_WORKERS", "").strip() or "1"
+    if not (told.isascii() and told.isdigit() and int(told) > 0):
+        raise SystemExit(f"TRAINYARD_WEB_WORKERS is a whole number, 1 or more, not {told!r}.")
+    return int(told)
+
+
+workers = processes()
 worker_class = "dashboard.gunicorn.WebWorker"
 control_socket_disable = True
 graceful_timeout = 2

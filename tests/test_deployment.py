@@ -20,10 +20,10 @@ import compose_spec
 import pytest
 import yaml
 
-from dashboard import health
+from dashboard import gunicorn, health
 from parallel_core.file_lock import FileLock
 from parallel_core.observe.record_files import events_path
-from tests.compose_process import DOCKERFILE, VARIABLE, interpolate
+from tests.compose_process import DOCKERFILE, VARIABLE, image_command, interpolate
 from workers.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,6 +75,41 @@ def test_the_web_is_open_to_this_host_alone_unless_that_is_said() -> None:
     ]
 
 
+def test_the_web_has_two_processes_unless_another_number_is_said() -> None:
+    told: tuple[dict[str, str], ...] = ({}, {"WEB_WORKERS": "6"})
+    for values, wanted in zip(told, (2, 6), strict=True):
+        text = interpolate(COMPOSE, dict.fromkeys(SECRETS, "secret") | values)
+        web = yaml.safe_load(text)["services"]["web"]
+        assert gunicorn.processes({name: str(value) for name, value in web["environment"].items()}) == wanted
+    assert "--workers" not in image_command(), "which would count before the setting"
+
+
+class Tagged(yaml.SafeLoader):
+    """Reads `!reset` and `!override` of compose as the values behind them."""
+
+
+def replaced(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    return loader.construct_mapping(node, deep=True)
+
+
+Tagged.add_constructor("!reset", lambda loader, node: None)
+Tagged.add_constructor("!override", replaced)
+
+
+def test_with_the_file_of_the_guide_nothing_uses_the_databases_of_compose(services: dict[str, Any]) -> None:
+    (written,) = re.findall(r"```yaml\n(services:\n.*?)```", GUIDE, re.DOTALL)
+    told = {"OWN_DATABASE_URL": "postgres://own", "OWN_REDIS_URL": "redis://own"}
+    own = yaml.load(interpolate(written, told), Tagged)
+    off = {name for name, said in own["services"].items() if said.get("profiles") == ["unused"]}
+    assert off == {"postgres", "redis"} and own["services"].keys() <= services.keys()
+    for name in services.keys() - off:
+        said = own["services"].get(name, {})
+        needs = (said["depends_on"] or {}) if "depends_on" in said else services[name].get("depends_on", {})
+        assert not off & set(needs), name
+        env = services[name]["environment"] | said.get("environment", {})
+        assert not [value for value in env.values() if re.search("@(postgres|redis):", str(value))], name
+
+
 def test_no_service_logs_without_end(services: dict[str, Any]) -> None:
     """The driver is named: with an engine's own default, such as journald, these options would be refused."""
     wanted = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
@@ -91,6 +126,12 @@ def test_the_health_of_the_controller_is_that_it_works_and_not_that_it_is_there(
     controller = services["controller"]
     assert controller["healthcheck"]["test"] == ["CMD", *controller["command"], "--check"]
     assert controller["healthcheck"]["interval"] == "60s", "a check takes about a second of a core"
+
+
+def test_the_health_of_the_web_is_asked_where_that_takes_no_page_and_no_name(services: dict[str, Any]) -> None:
+    """It was the sign-in page, which is no answer of the database."""
+    (_, *_, code) = services["web"]["healthcheck"]["test"]
+    assert f"'http://127.0.0.1:8000{health.PATH}'" in code
 
 
 def test_workers_hold_neither_database_nor_signing_key(services: dict[str, Any]) -> None:
@@ -127,12 +168,6 @@ def hosts_and_origins(**told: str) -> subprocess.CompletedProcess[str]:
     code = "import dashboard.settings as s; print(s.ALLOWED_HOSTS, s.CSRF_TRUSTED_ORIGINS)"
     env = {**os.environ, "SECRET_KEY": "secret", **told}
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-
-
-def test_the_health_of_the_web_is_asked_where_that_takes_no_page_and_no_name(services: dict[str, Any]) -> None:
-    """It was the sign-in page, which is no answer of the database."""
-    (_, *_, code) = services["web"]["healthcheck"]["test"]
-    assert f"'http://127.0.0.1:8000{health.PATH}'" in code
 
 
 def test_spaces_between_names_and_origins_are_no_part_of_them() -> None:

@@ -27,6 +27,15 @@ def test_no_web_process_retires_while_it_has_streams_open(tmp_path: Path) -> Non
     assert settings["max_requests"] == "0" and settings["worker_class"] == gunicorn.worker_class
 
 
+def test_how_many_web_processes_there_are_is_a_setting() -> None:
+    """It was a word of the image's command: only a changed command started more."""
+    assert gunicorn.processes({}) == gunicorn.processes({"TRAINYARD_WEB_WORKERS": ""}) == 1
+    assert gunicorn.processes({"TRAINYARD_WEB_WORKERS": " 4"}) == 4
+    for wrong in ("0", "-1", "auto", "1.5"):
+        with pytest.raises(SystemExit, match="TRAINYARD_WEB_WORKERS is a whole number, 1 or more, not"):
+            gunicorn.processes({"TRAINYARD_WEB_WORKERS": wrong})
+
+
 def test_the_application_is_not_asked_for_events_that_it_has_not() -> None:
     """Django has no handler of start and end: the log would say at every start that the protocol is not supported."""
     config = Config(application, log_config=None, **import_string(gunicorn.worker_class).CONFIG_KWARGS)
