@@ -20,7 +20,7 @@ from parallel_core.observe.gpus import AmbiguousGpus
 
 EXIT_STATUS = """exit status:
   0    done
-  1    a run failed, or no plan of `plan` fits
+  1    a run failed, no plan of `plan` fits, or no layers do in `fit`
   2    the command, a spec, a file or a setting of the environment cannot be used: stderr says why
   130  interrupted: Ctrl-C, SIGTERM or a lost terminal
   141  nobody reads what it prints any more, as after `| head`

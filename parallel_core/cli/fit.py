@@ -55,7 +55,8 @@ def add(commands: Subparsers) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code: 0 found, 1 a run failed for another reason than memory, 2 the request is invalid."""
+    """Returns the exit code: 0 found, 1 nothing fits, or a run failed for another reason than memory, 2 the request is
+    invalid."""
     from parallel_core.local import LocalRunner
     from parallel_core.plan.capacity import fixed_depth
     from parallel_core.plan.largest import search_for
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
             print(line, flush=True, file=sys.stderr if options.json else sys.stdout)
             search = replace(search, tried={**search.tried, layers: outcome.ok})
     print(json.dumps(_as_json(search, cap)) if options.json else _said(search, cap))
-    return 0
+    return 1 if search.largest is None else 0
 
 
 def _trial(spec: RunSpec, layers: int, cap: int) -> RunSpec:

@@ -36,6 +36,20 @@ class Runner:
         )
 
 
+def test_a_script_learns_from_the_exit_status_that_nothing_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was 0, as if there were a size."""
+    monkeypatch.setattr(local, "LocalRunner", Runner)
+    monkeypatch.setitem(globals(), "MOST", 0)
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"model": {"hidden": 32}, "train": {"global_batch": 2}}))
+    assert main(["fit", str(path), "--cap", "8"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("nothing fits in 8 MiB a rank")
+    assert main(["fit", str(path), "--cap", "8", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["layers"] is None
+
+
 def test_a_script_reads_the_result_from_stdout_and_a_person_the_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
