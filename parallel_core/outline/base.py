@@ -141,6 +141,11 @@ class Outline(ABC):
         """How many parameters of `unit` (None: all) precede those of linear layers, whose gradients W computes."""
         return 0
 
+    def product_flops(self) -> tuple[int, ...]:
+        """Returns the FLOPs of one sample in the matrix products of each layer: `flops` but for an embedding, which has
+        none."""
+        return self.flops()
+
     def again_flops(self) -> tuple[int, ...]:
         """Returns the FLOPs of one sample in each layer that a full recomputation of its block runs again."""
         return self.flops()

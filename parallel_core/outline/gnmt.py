@@ -87,6 +87,9 @@ class GnmtOutline(Outline):
         rest = [layer * 3 * h] * (count - 1)
         return (s * h, both, *([one] * (count - 1)), attending, *rest, 2 * s * h * self.model.vocab)
 
+    def product_flops(self) -> tuple[int, ...]:
+        return (0, *self.flops()[1:])
+
     def by_autograd(self, unit: str) -> int | None:
         if unit == "head":
             return 0

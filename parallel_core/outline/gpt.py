@@ -133,6 +133,9 @@ class GptOutline(Outline):
         mlp = 2 * s * h * self.ffn * (3 if model.activation == "swiglu" else 2)
         return (s * h, *([attention, mlp] * model.layers), 2 * s * h * model.vocab)
 
+    def product_flops(self) -> tuple[int, ...]:
+        return (0, *self.flops()[1:])
+
     def unread(self, unit: str) -> str:
         """An MLP ends with its second linear layer, and the residual sum needs no value for its backward."""
         return "fc2" if unit.endswith(".mlp") else ""

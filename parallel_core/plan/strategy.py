@@ -87,7 +87,7 @@ def ideal_speedup(spec: RunSpec) -> float:
 def recompute_share(spec: RunSpec) -> float:
     """FLOPs of recomputation over those of a plain step: those of blocks, without their last product, or of their
     attention cores."""
-    return sum(recomputed_flops(spec)) / (3 * sum(flop_weights(spec.model)))
+    return sum(recomputed_flops(spec)) / model_flops(spec.model, 1)
 
 
 def step_flops(spec: RunSpec) -> list[int]:
@@ -107,8 +107,9 @@ def recomputed_flops(spec: RunSpec) -> list[int]:
 
 
 def model_flops(model: ModelSpec, samples: int) -> int:
-    """FLOPs a step needs for `samples` sequences: forward, and backward at twice that, without recomputation."""
-    return 3 * samples * sum(flop_weights(model))
+    """FLOPs a step needs for `samples` sequences: the products of forward, and twice as many of backward, without
+    recomputation."""
+    return 3 * samples * sum(outline_of(model).product_flops())
 
 
 def idle_share(split: ParallelSpec) -> float:
