@@ -3,8 +3,11 @@
 from django.contrib import admin
 from django.urls import include, path
 
+from dashboard.accounts.views import admin_sign_in
+
 admin.autodiscover()
 urlpatterns = [
+    path("admin/login/", admin_sign_in),
     path("admin/", admin.site.urls),
     path("accounts/", include("dashboard.accounts.urls")),
     path("live/", include("dashboard.live.urls")),

@@ -15,13 +15,11 @@ from django.http import HttpRequest
 
 from dashboard.accounts.admin_mixins import KnownRowsMixin, ReadOnlyAdmin, is_staff
 from dashboard.accounts.roles import MEMBERS, make_member, role_of
-from dashboard.accounts.throttling import ThrottledAdminSignIn
 from parallel_core.analysis.quantities import listed_text
 
 admin.site.site_header = "Trainyard administration"
 admin.site.site_title = "Trainyard"
 admin.site.index_title = "Accounts, workers and records"
-admin.site.login_form = ThrottledAdminSignIn
 admin.site.unregister(User)
 admin.site.unregister(Group)  # a role is being in the one group that there is
 

@@ -1,12 +1,11 @@
-"""Sign-in forms that slow down guessing: after MOST failures, a name is refused from that address for a while; after
-MOST_FROM_ADDRESS, every name is."""
+"""The sign-in form, which slows down guessing: after MOST failures, a name is refused from that address for a while;
+after MOST_FROM_ADDRESS, every name is."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Any
 
-from django.contrib.admin.forms import AdminAuthenticationForm
 from django.contrib.auth.forms import AuthenticationForm
 from django.core.exceptions import ValidationError
 
@@ -55,9 +54,3 @@ def _key(text: str) -> str:
 
 def _refusal(why: str) -> ValidationError:
     return ValidationError(f"{why}: try again in {PAUSE_S // 60} minutes.", "throttled")
-
-
-class ThrottledAdminSignIn(ThrottledSignIn, AdminAuthenticationForm):
-    """The same for the sign-in page of Django's admin, with the admin's error messages."""
-
-    error_messages = AdminAuthenticationForm.error_messages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.contrib.auth.models import Group, User
@@ -22,7 +23,7 @@ from dashboard.runs.models import Run, State
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
-OPEN = ("/accounts/login/", "/admin/login/")
+OPEN = ("/accounts/login/",)
 
 
 def addresses(patterns: Any = None, prefix: str = "/") -> list[str]:
@@ -52,10 +53,25 @@ def test_strangers_see_only_the_sign_in(client: Client, address: str) -> None:
             assert answer.status_code != 302 or answer["Location"].startswith("/accounts/login/"), address
 
 
-def test_who_may_not_administer_finds_the_way_back(client: Client, alice: Any) -> None:
+def test_who_may_not_administer_is_told_so_and_finds_the_way_back(client: Client, alice: Any) -> None:
     client.force_login(alice)
-    page = client.get("/admin/", follow=True).content.decode()
-    assert "not authorized" in page and '<a href="/">Back to Trainyard</a>' in page
+    answer = client.get("/admin/", follow=True)
+    assert answer.status_code == 403 and len(answer.redirect_chain) == 1, "no loop"
+    page = answer.content.decode()
+    assert "Only admins may open the administration. An admin of this yard can change your role." in page
+    assert 'href="/runs/"' in page
+
+
+def test_the_admin_has_the_sign_in_of_all_pages_and_leads_back_from_it(client: Client, admin: Any) -> None:
+    """It had one of its own, which looked like another product."""
+    wanted = "/admin/auth/user/?o=1"
+    for address in (wanted, f"/admin/login/?{urlencode({'next': wanted})}"):
+        asked = client.get(address, follow=True)
+        assert asked.redirect_chain == [("/accounts/login/?next=/admin/auth/user/%3Fo%3D1", 302)]
+        assert asked.context["next"] == wanted
+    word = {"username": admin.get_username(), "password": "root-secret-1", "next": wanted}
+    assert client.post("/accounts/login/", word)["Location"] == wanted
+    assert client.get("/admin/login/")["Location"] == "/admin/"
 
 
 @pytest.fixture
