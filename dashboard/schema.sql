@@ -66,7 +66,7 @@ CREATE INDEX "ledger_profile_state_46d9d2b6" ON "ledger_profile" ("state");
 CREATE INDEX "ledger_profile_asked_by_id_75f94d6d" ON "ledger_profile" ("asked_by_id");
 CREATE INDEX "ledger_profile_worker_id_7c59a564" ON "ledger_profile" ("worker_id");
 CREATE INDEX "ledger_profile_base_id_6549af0a" ON "ledger_profile" ("base_id");
-CREATE TABLE "ledger_graph" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "sha256" varchar(64) NOT NULL UNIQUE, "packed" BLOB NOT NULL, "kept_at" datetime NOT NULL, "owner_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "lent" bool NOT NULL);
+CREATE TABLE "ledger_graph" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "sha256" varchar(64) NOT NULL UNIQUE, "packed" BLOB NOT NULL, "owner_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "lent" bool NOT NULL);
 CREATE INDEX "ledger_graph_owner_id_10a02e11" ON "ledger_graph" ("owner_id");
 CREATE TABLE "ledger_prediction" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "seconds" real NULL, "memory" bigint NULL, "measured_seconds" real NULL, "measured_memory" bigint NULL, "disturbed" bool NOT NULL, "made_at" datetime NOT NULL, "settled_at" datetime NULL, "run_id" bigint NOT NULL UNIQUE REFERENCES "runs_run" ("id") DEFERRABLE INITIALLY DEFERRED, "profile_id" bigint NULL REFERENCES "ledger_profile" ("id") DEFERRABLE INITIALLY DEFERRED, "replayed_id" bigint NULL REFERENCES "runs_run" ("id") DEFERRABLE INITIALLY DEFERRED, "replayed_seconds" real NULL, "to_replay" bool NOT NULL, "paced_seconds" real NULL, "hosts" text NOT NULL CHECK ((JSON_VALID("hosts") OR "hosts" IS NULL)), "left_out" text NOT NULL, "high_seconds" real NULL, "low_seconds" real NULL, "elsewhere" bool NOT NULL, "earlier" integer unsigned NULL CHECK ("earlier" >= 0));
 CREATE INDEX "ledger_prediction_profile_id_39ad1741" ON "ledger_prediction" ("profile_id");
@@ -185,6 +185,7 @@ INSERT INTO django_migrations (app, name, applied) VALUES ('ledger', '0013_profi
 INSERT INTO django_migrations (app, name, applied) VALUES ('ledger', '0014_prediction_elsewhere', CURRENT_TIMESTAMP);
 INSERT INTO django_migrations (app, name, applied) VALUES ('ledger', '0015_kernels', CURRENT_TIMESTAMP);
 INSERT INTO django_migrations (app, name, applied) VALUES ('ledger', '0016_prediction_earlier', CURRENT_TIMESTAMP);
+INSERT INTO django_migrations (app, name, applied) VALUES ('ledger', '0017_graph_kept_at', CURRENT_TIMESTAMP);
 INSERT INTO django_migrations (app, name, applied) VALUES ('runs', '0001_initial', CURRENT_TIMESTAMP);
 INSERT INTO django_migrations (app, name, applied) VALUES ('runs', '0002_initial', CURRENT_TIMESTAMP);
 INSERT INTO django_migrations (app, name, applied) VALUES ('runs', '0003_attempt_settled', CURRENT_TIMESTAMP);
@@ -219,6 +220,7 @@ INSERT INTO django_migrations (app, name, applied) VALUES ('runs', '0031_deleted
 INSERT INTO django_migrations (app, name, applied) VALUES ('runs', '0032_based_on', CURRENT_TIMESTAMP);
 INSERT INTO django_migrations (app, name, applied) VALUES ('runs', '0033_clocks', CURRENT_TIMESTAMP);
 INSERT INTO django_migrations (app, name, applied) VALUES ('runs', '0034_first_started', CURRENT_TIMESTAMP);
+INSERT INTO django_migrations (app, name, applied) VALUES ('runs', '0035_text_labels', CURRENT_TIMESTAMP);
 INSERT INTO django_migrations (app, name, applied) VALUES ('sessions', '0001_initial', CURRENT_TIMESTAMP);
 INSERT INTO django_migrations (app, name, applied) VALUES ('studies', '0001_initial', CURRENT_TIMESTAMP);
 INSERT INTO django_migrations (app, name, applied) VALUES ('studies', '0002_once', CURRENT_TIMESTAMP);

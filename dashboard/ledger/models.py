@@ -187,7 +187,6 @@ class Graph(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
     lent = models.BooleanField(default=False)
     """Whether only viewers have sent it: the next graph of its owner takes its place."""
-    kept_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         ordering = ("-id",)

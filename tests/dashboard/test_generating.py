@@ -6,9 +6,11 @@ import html
 import json
 import re
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -68,6 +70,17 @@ def test_it_is_queued_for_the_host_that_has_the_checkpoint(client: Client, sourc
     attempt = states.place(made, source.attempts.get().devices, Worker.objects.get(name="yard-a"))
     message = start_message(attempt)
     assert message["task"] == made.task and message["resume"] == {"run": source.pk, "step": 20}
+
+
+def test_one_that_was_queued_before_its_strategy_said_the_split_says_it_too(made: Run, source: Run) -> None:
+    """The list showed "Generate" beside "Generate, TP 2"."""
+    wide = Run.objects.get(pk=made.pk)
+    wide.pk, wide.uid, wide.spec = None, "", made.spec | {"parallel": {"tp": 2, "dp": 3}}
+    wide.save()
+    Run.objects.filter(pk__in=(made.pk, wide.pk, source.pk)).update(label="Generate")
+    import_module("dashboard.runs.migrations.0035_text_labels").fill(apps, None)
+    said = [Run.objects.get(pk=run.pk).label for run in (made, wide, source)]
+    assert said == ["Generate, single", "Generate, DP 3 x TP 2", "Generate"], "the last one trains"
 
 
 def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
