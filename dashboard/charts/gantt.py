@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, row_labels
-from dashboard.charts.gantt_bars import BAR, Spans, bars, inside, length, longest
+from dashboard.charts.gantt_bars import BAR, Spans, bars, inside, length, longest, number_room
 from dashboard.charts.gantt_waits import LEAST_WAIT, WAITING, cut
 from dashboard.charts.gantt_words import MEASURED, TRACED, Words, hover, number, waits_in
-from dashboard.charts.labels import covered
 from dashboard.charts.theme import Figure, var
 from dashboard.charts.updates import of_one
 from parallel_core.analysis.breakdown import phases
 from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.analysis.waits import Waited, among, step_start
-from parallel_core.schedule.ir import FLIGHTS, INSIDE, P2P, Kind
+from parallel_core.schedule.ir import FLIGHTS, P2P, Kind
 
 ROW_PX = 56
 GAP = 0.4
@@ -110,8 +109,7 @@ def _data(
     shown_ms = window[1] - window[0] if window else span_ms
     least = LEAST_DIGIT * shown_ms if window else 0.0
     waits = cut(kept, LEAST_WAIT * shown_ms)
-    for over in (kept[kept["kind"] == Kind.R], waits[among(waits, INSIDE)]):
-        kept["covered"] |= covered(kept, over, LEAST_DIGIT * span_ms)
+    kept["room"] = number_room(kept, waits, 2 * LEAST_DIGIT * span_ms)
     phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in kept])
     done = [(phase, predicted) for phase in _PHASES for predicted in (False, True)]
     groups = [(phase, kept[(phases == phase) & (kept["predicted"] == predicted)]) for phase, predicted in done]
@@ -146,9 +144,9 @@ def chart(
     made["layout"]["meta"]["canvas"] = window is not None or made["layout"]["meta"]["shown"] >= MANY
     part = f"; {counted(made['layout']['meta'])}"
     subtitle = (
-        f"{what}, {words.unit} from its start; a row for each rank, above it collectives in flight, below it messages; "
-        f"numbers are micro-batches, hatched is idle"
-        f"{' or waits for another rank' if any(waited) else ''}{', outlined = predicted' if predicted else ''}"
+        f"{what}, {words.unit} from its start; above a row collectives in flight, below it messages; "
+        f"numbers are micro-batches, hatched is idle{' or waiting' if any(waited) else ''}"
+        f"{', outlined = predicted' if predicted else ''}"
     )
     ending = f", {words.unit}{' in view' if window else ''}"
     columns = ("run", "rank", *(f"{heading}{ending}" for _, heading in _columns(any(waited))))
@@ -222,10 +220,13 @@ def _lanes(phase: str, rows: NDArray[np.void]) -> NDArray[np.int64]:
 
 def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> dict[str, Any]:
     """The Plotly trace of one phase, or of WAITING; `least` = width of a digit on the axis, in ms."""
-    kinds = [Kind(int(kind)) for kind in rows["kind"]]
-    waits, lanes = phase == WAITING, _lanes(phase, rows)
+    waits = phase == WAITING
     outlined = bool(rows["predicted"][0]) and phase not in ("idle", WAITING)
+    kinds = [Kind(int(kind)) for kind in rows["kind"]]
     texts = ["" if waits else number(kind, row, least) for kind, row in zip(kinds, rows, strict=True)]
+    said = [(waits_in if waits else hover)(*of, words) for of in zip(kinds, rows, strict=True)]
+    rows, texts, said = _apart(rows, texts, said)
+    lanes = _lanes(phase, rows)
     numbers: dict[str, Any] = {
         "text": texts,
         "textposition": "inside",
@@ -245,9 +246,23 @@ def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> di
         "width": np.where(lanes != 0, STRIP, FULL).tolist(),
         **(numbers if any(texts) else {"textposition": "none"}),
         "marker": _marker(phase, outlined),
-        "customdata": [(waits_in if waits else hover)(*of, words) for of in zip(kinds, rows, strict=True)],
+        "customdata": said,
         "hovertemplate": "%{customdata}<extra></extra>",
     }
+
+
+def _apart(
+    rows: NDArray[np.void], texts: Sequence[str], said: Sequence[str]
+) -> tuple[NDArray[np.void], list[str], list[str]]:
+    """The bars, their numbers and hover texts; a number that stands in a part of its bar has that part as a bar of its
+    own, drawn over the whole, as a text stands in the middle of its bar."""
+    whole = np.column_stack([rows["start"], rows["end"]])
+    moved = [i for i in np.flatnonzero((rows["room"] != whole).any(axis=1)).tolist() if texts[i]]
+    parts = rows[moved]
+    parts["start"], parts["end"] = parts["room"].T
+    gone = set(moved)
+    kept = ["" if i in gone else text for i, text in enumerate(texts)]
+    return np.concatenate([rows, parts]), kept + [texts[i] for i in moved], [*said, *(said[i] for i in moved)]
 
 
 def _marker(phase: str, outlined: bool) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from dashboard.charts.labels import room
 from dashboard.charts.updates import of_one
-from parallel_core.analysis.waits import Waited, step_start
-from parallel_core.schedule.ir import Kind
+from parallel_core.analysis.waits import Waited, among, step_start
+from parallel_core.schedule.ir import COMPUTE, INSIDE, Kind
 
 Spans = Mapping[int, NDArray[np.void]]
 """global rank -> SPAN rows of one step."""
@@ -30,7 +31,7 @@ BAR = np.dtype(
         ("known", "?"),  # whether waits on its rank are distinguished from communication
         ("for", "i4"),  # the rank it waited for
         ("idle", "?"),
-        ("covered", "?"),  # no room for its number
+        ("room", "f8", (2,)),  # where its number has room, ms; nan = nowhere
         ("predicted", "?"),
     ]
 )
@@ -84,3 +85,17 @@ def longest(table: NDArray[np.void], most: int) -> NDArray[np.void]:
         return table
     length = np.where(table["idle"], np.inf, table["end"] - table["start"])
     return table[np.sort(np.argsort(-length, kind="stable")[:most])]
+
+
+def number_room(kept: NDArray[np.void], waits: NDArray[np.void], least: float) -> NDArray[np.float64]:
+    """Where the bars have room for their numbers: recomputation lies on other computation, collectives within them and
+    their waits on both."""
+    upper, nested = kept["kind"] == Kind.R, among(kept, INSIDE)
+    within = np.concatenate([kept[nested], waits[among(waits, INSIDE)]])
+    out = np.column_stack([kept["start"], kept["end"]])
+    computes = among(kept, COMPUTE)
+    lower = computes & ~upper
+    out[lower] = room(kept[lower], np.concatenate([kept[upper], within]), least)
+    out[upper] = room(kept[upper], within, least)
+    out[upper & (kept["end"] - kept["start"] < least)] = np.nan
+    return out

@@ -35,10 +35,10 @@ IN_SECONDS = Words("s", "s from the start of the step")
 def number(kind: Kind, row: np.void, least: float) -> str:
     """Returns the micro-batch's number where it fits, else '': even a hidden text costs the browser as much as ten
     bars."""
-    if kind not in COMPUTE or row["covered"] or row["micro_batch"] < 0:
+    if kind not in COMPUTE or row["micro_batch"] < 0:
         return ""
-    number = str(row["micro_batch"])
-    return number if row["end"] - row["start"] >= least * len(number) else ""
+    number, (low, high) = str(row["micro_batch"]), row["room"]
+    return number if high - low >= least * len(number) else ""
 
 
 def waits_in(kind: Kind, row: Any, words: Words) -> str:

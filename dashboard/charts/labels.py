@@ -83,19 +83,28 @@ def _box(x: float, y: float, name: str, side: str) -> Box:
     return Box(left, top, left + across, top + LINE)
 
 
-def covered(bars: NDArray[np.void], over: NDArray[np.void], margin: float) -> NDArray[np.bool_]:
-    """Mask of the bars without room for a number.
+def room(bars: NDArray[np.void], over: NDArray[np.void], least: float) -> NDArray[np.float64]:
+    """Where each bar has room for its number, as (n, 2): its longest part that no bar of `over` lies on.
 
-    Those are bars whose middle lies under, or within `margin` of, a bar of `over` in the same row; and bars of `over`
-    itself that are narrower than twice the margin. Fields used of both: y (the row), kind, start, end. `over` are bars
-    of one kind that do not overlap each other.
+    That is the whole bar where nothing lies on it, and (nan, nan) where the longest part is shorter than `least`.
+    Fields used of both: y (the row), start, end.
     """
-    upper = np.isin(bars["kind"], np.unique(over["kind"]))
-    out = upper & (bars["end"] - bars["start"] < 2 * margin)
-    middle = (bars["start"] + bars["end"]) / 2
+    out = np.column_stack([bars["start"], bars["end"]]).astype(np.float64)
     for row in np.unique(over["y"]):
         own = np.sort(over[over["y"] == row], order="start")
-        before = np.searchsorted(own["start"], middle + margin, side="right") - 1
-        under = (before >= 0) & (own["end"][before] > middle - margin)
-        out |= under & (bars["y"] == row) & ~upper
+        reached = np.maximum.accumulate(own["end"])
+        for i in np.flatnonzero(bars["y"] == row):
+            first, last = np.searchsorted(reached, out[i, 0], side="right"), np.searchsorted(own["start"], out[i, 1])
+            if first < last:
+                out[i] = _longest_gap(out[i], own["start"][first:last], reached[first:last], least)
     return out
+
+
+def _longest_gap(
+    bar: NDArray[np.float64], starts: NDArray[np.float64], reached: NDArray[np.float64], least: float
+) -> tuple[float, float]:
+    """The longest part of a bar before, between and after what lies on it; `reached` = the latest end so far."""
+    low, high = np.append(bar[0], reached), np.append(starts, bar[1])
+    longest = int(np.argmax(high - low))
+    gap = float(low[longest]), float(high[longest])
+    return gap if gap[1] - gap[0] >= least else (np.nan, np.nan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dashboard.charts.gantt_bars import BAR
-from dashboard.charts.labels import DOT, covered, legible, placed
+from dashboard.charts.labels import DOT, legible, placed, room
 from dashboard.charts.labels import _box as box
 from dashboard.charts.labels import _met as met
 from parallel_core.schedule.ir import Kind
@@ -47,14 +47,21 @@ def _bars(*rows: tuple[Kind, float, float, float]) -> np.ndarray:
     return out
 
 
-def test_a_number_is_left_out_where_recomputation_lies_over_the_middle() -> None:
+def test_a_number_stands_in_the_longest_part_of_its_bar_that_nothing_lies_on() -> None:
     bars = _bars(
-        (Kind.BW, 0, 0, 10),  # recomputed over its middle
-        (Kind.R, 0, 4, 6),
-        (Kind.BW, 0, 20, 30),  # recomputed only at its start
-        (Kind.R, 0, 20, 22),
-        (Kind.BW, 1, 0, 10),  # another rank: nothing covers it
-        (Kind.R, 1, 40, 40.5),  # too narrow for a number of its own
+        (Kind.BW, 0, 0, 10),  # recomputed over its middle and at its start
+        (Kind.BW, 0, 20, 30),  # recomputed but for slivers
+        (Kind.BW, 1, 0, 10),  # another rank: nothing lies on it
+        (Kind.BW, 0, 40, 41),  # as short as that, but nothing lies on it
     )
-    assert covered(bars, bars[bars["kind"] == Kind.R], 0.5).tolist() == [True, False, False, False, False, True]
-    assert not covered(bars, bars[:0], 0.5).any()
+    over = _bars(
+        (Kind.R, 0, 4, 6),
+        (Kind.R, 0, 0, 1),
+        (Kind.TP_COLLECTIVE, 0, 4.5, 7.5),  # ends later than what it begins in
+        (Kind.R, 0, 20.2, 25),
+        (Kind.R, 0, 25.5, 29.9),
+    )
+    found = room(bars, over, 1.5)
+    assert found[[0, 2, 3]].tolist() == [[1, 4], [0, 10], [40, 41]]
+    assert np.isnan(found[1]).all()
+    assert room(bars, over[:0], 1.5).tolist() == [[0, 10], [20, 30], [0, 10], [40, 41]]

@@ -87,7 +87,19 @@ def test_a_predicted_step_is_outlined_and_a_measured_one_filled() -> None:
         assert outlined["marker"]["color"] == theme.soft(fill)
     assert made.subtitle.endswith("outlined = predicted")
     assert "predicted" not in (said := gantt.chart([("measured", spans)], "t", "s").subtitle)
-    assert "; a row for each rank, above it collectives" in said
+    assert "; above a row collectives" in said
+
+
+def test_the_number_of_a_backward_stands_beside_the_recomputation_in_it() -> None:
+    """It stood in the middle of the whole bar, at the edge of what is recomputed there."""
+    rows = np.zeros(4, SPAN)
+    rows["kind"] = [Kind.STEP, Kind.BW, Kind.R, Kind.R]
+    rows["start"], rows["end"] = [0, 0, 0, 48_000_000], [100_000_000, 100_000_000, 10_000_000, 65_000_000]
+    backward = next(trace for trace in gantt.figure({0: rows})["data"] if trace["name"] == "backward")
+    assert (backward["base"], backward["x"]) == ([0.0, 10.0], [100.0, 38.0])
+    assert backward["text"] == ["", "0"]
+    assert len(set(backward["customdata"])) == 1, "at the pointer both say what the whole took"
+    assert (backward["y"], backward["width"]) == ([0, 0], [0.68, 0.68])
 
 
 def many(n: int) -> dict[int, np.ndarray]:

@@ -69,7 +69,7 @@ def _with_memory(run: Run, made: Chart) -> Chart:
     worst.curve = curve
     _add_memory(made.figure, worst)
     metered = f"memory of rank {worst.rank} in metered {step_text(worst.step)}"
-    said = f"; below: {metered}, MiB, stretched to the length of this step"
+    said = f"; curve: {metered}, MiB, stretched to this one"
     return replace(made, subtitle=made.subtitle + said)
 
 
