@@ -25,12 +25,12 @@ from parallel_core.atomic_file import NO_SPACE
 from parallel_core.launch import StartCommand, Store
 from parallel_core.launch.attempt import Attempt
 from parallel_core.launch.children import blame, next_ended
+from parallel_core.launch.prewarm import imports_compiler, prewarm, prewarm_compiler
 from parallel_core.launch.rank import RankArgs, RunRank, be_rank, engine, is_awaited, tell_waiting
 from parallel_core.observe.host import listen_at
-from parallel_core.version import version
 
 if TYPE_CHECKING:
-    from parallel_core.spec import RunSpec
+    pass
 
 FAIL_GRACE_S = 1.0
 """Seconds from TERM to KILL for the other ranks of an attempt of which one has failed."""
@@ -262,27 +262,6 @@ def _listen(host: str) -> tuple[socket.socket, Store]:
             raise
         raise AddressError(f"the host of rank 0 has no address {host}: {error.strerror}") from error
     return listener, {"host": host or socket.gethostname(), "port": listener.getsockname()[1]}
-
-
-def prewarm() -> None:
-    """Imports modules that all ranks use, so that ranks need not import them, and finds the version of that code."""
-    import numpy.ma
-    import numpy.random  # noqa: F401
-    import torch.distributed.checkpoint  # noqa: F401
-
-    version()
-
-
-def prewarm_compiler() -> None:
-    """Imports PyTorch's compiler, which is not used: torch.optim and `fully_shard` import it to configure it, which
-    takes a good part of a second."""
-    import torch._dynamo
-    import torch.optim  # noqa: F401
-
-
-def imports_compiler(spec: RunSpec) -> bool:
-    """Whether the ranks of the run would import PyTorch's compiler."""
-    return spec.parallel.zero_backend == "fully_shard"
 
 
 def serve(parent: int, run_rank: RunRank | None = None) -> None:

@@ -29,7 +29,7 @@ from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.trainer import Trainer
 from parallel_core.launch import describe_exit
-from parallel_core.launch.server import imports_compiler, prewarm, prewarm_compiler
+from parallel_core.launch.prewarm import imports_compiler, prewarm, prewarm_compiler
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec

@@ -37,9 +37,9 @@ asked = []
 for name in ("is_available", "device_count", "get_device_properties", "current_device", "_lazy_init"):
     setattr(torch.cuda, name, lambda *_, name=name, **__: asked.append(name))
 from parallel_core import processes
-from parallel_core.launch import rank, server
-server.prewarm()
-server.prewarm_compiler()
+from parallel_core.launch import prewarm, rank, server
+prewarm.prewarm()
+prewarm.prewarm_compiler()
 rank.engine()
 print(asked, torch.cuda.is_initialized(), processes.threads())
 """
