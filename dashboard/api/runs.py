@@ -19,7 +19,7 @@ from dashboard.api.thin_schemas import ThinIn, ThinnedOut
 from dashboard.api.waiting import MOST_S
 from dashboard.deadlocks import again_after_deadlock
 from dashboard.json_values import clean
-from dashboard.runs import removal, resuming, selectors, services, submission
+from dashboard.runs import cancelling, removal, resuming, selectors, services, submission
 from dashboard.runs.browse import field_terms
 from dashboard.runs.browse.list_views import as_row
 from dashboard.runs.browse.listing import EXAMPLE, moment
@@ -159,7 +159,7 @@ def get_run(
 def cancel_run(request: HttpRequest, run_id: RunId) -> Any:
     """Requests that the run is stopped. A run that has ended is not changed; a second request has no effect."""
     require_member(request)
-    return {"data": detail(services.request_cancel(run=run_of(run_id), user=request.user))}
+    return {"data": detail(cancelling.request_cancel(run=run_of(run_id), user=request.user))}
 
 
 @router.patch(

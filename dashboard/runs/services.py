@@ -1,4 +1,5 @@
-"""What users do to runs: submit, cancel, rename. Each checks permissions, validates, and has its own transaction."""
+"""What users do to runs: submit and rename; `cancelling` has the third. Each checks permissions, validates, and has its
+own transaction."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from typing import Any, Required, TypedDict, Unpack
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import Http404
-from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from pydantic import ValidationError
 
@@ -18,7 +18,7 @@ from dashboard.deadlocks import again_after_deadlock
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Prediction
 from dashboard.runs import resuming, states
-from dashboard.runs.models import ACTIVE, Corpus, Run, State
+from dashboard.runs.models import Corpus, Run
 from dashboard.runs.name_tags_notes import changes_text, clean_notes, clean_tags, notes_errors, words_errors
 from dashboard.runs.waiting import priority as levels
 from parallel_core import limits
@@ -230,26 +230,6 @@ def _origin(request: RunRequest) -> str:
         return ""
     does = "generate text" if request.get("task") else "go on"
     return f", to {does} from {step_text(resume_from['step'])} of run {resume_from['run']}"
-
-
-@again_after_deadlock
-def request_cancel(*, run: Run, user: Any) -> Run:
-    """Cancels a queued run at once; asks the controller to stop an active one. An ended run is left as it is.
-
-    The request stays in the row until the run has ended, so that it is not lost while no controller runs. Raises
-    PermissionDenied, and Http404 if the run has been deleted since it was read.
-    """
-    if not may_change(user, run):
-        raise PermissionDenied("Only the run's owner and admins may cancel it.")
-    with transaction.atomic():
-        run = get_object_or_404(Run.objects.select_for_update(), pk=run.pk)
-        if run.state in ACTIVE and run.cancel_requested_at is None:
-            run.cancel_requested_at = timezone.now()
-            run.save(update_fields=("cancel_requested_at",))
-            states.record(run, "cancel_requested", f"{user.get_username()} asked to cancel it.", actor=user)
-        elif run.state == State.QUEUED:
-            run = states.cancel_queued(run, actor=user)
-    return run
 
 
 def edit(

@@ -20,7 +20,7 @@ from dashboard.begun import began, typed
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.numbers import number
 from dashboard.one_look import one_look
-from dashboard.runs import resuming, services, submission, weights
+from dashboard.runs import cancelling, resuming, services, submission, weights
 from dashboard.runs.damaged import damaged
 from dashboard.runs.form import spec_loading
 from dashboard.runs.form.forms import RunForm
@@ -184,7 +184,7 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
     if not may_change(request.user, run):
         raise PermissionDenied("Only the run's owner and admins may cancel it.")
     if request.method == "POST":
-        services.request_cancel(run=run, user=request.user)
+        cancelling.request_cancel(run=run, user=request.user)
         return redirect("runs:page", pk)
     return render(request, "runs/cancel.html", {"run": run, "ended": run.state in ENDED})
 

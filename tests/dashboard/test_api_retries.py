@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.api.models import IdempotencyKey, Scope
-from dashboard.runs import linking, services
+from dashboard.runs import cancelling, linking, services
 from dashboard.runs.models import Run
 from dashboard.studies.models import Study
 from dashboard.traces.models import Trace
@@ -135,7 +135,7 @@ def test_links_under_way_answer_a_key_also_when_they_have_ended(send: Any, alice
     run = linking.submit(owner=alice, first="yard-a", second="yard-b")
     asked = {"first": "yard-a", "second": "yard-b"}
     assert send("links", asked, "k").json()["data"]["id"] == run.pk
-    services.request_cancel(run=run, user=alice)
+    cancelling.request_cancel(run=run, user=alice)
     assert send("links", asked, "k").json()["data"]["id"] == run.pk
     assert send("links", asked, "k2").json()["data"]["id"] != run.pk
 

@@ -12,7 +12,7 @@ from django.test import Client
 
 from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
-from dashboard.runs import services
+from dashboard.runs import cancelling
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.states import finish
 from dashboard.studies import services as studies
@@ -65,7 +65,7 @@ def test_devices_of_a_run_that_stops_at_once_start_no_other_that_is_to_be_cancel
     study, both = Study.objects.create(name="s", owner=alice), {"yard-a"}
     runs = [factory.queued(alice, study=study, position=position) for position in range(3)]
     (attempt,) = place_queued(both, both)
-    request = services.request_cancel
+    request = cancelling.request_cancel
 
     def at_once(*, run: Run, user: Any) -> Run:
         asked = request(run=run, user=user)
@@ -74,7 +74,7 @@ def test_devices_of_a_run_that_stops_at_once_start_no_other_that_is_to_be_cancel
         list(place_queued(both, both))
         return asked
 
-    monkeypatch.setattr(services, "request_cancel", at_once)
+    monkeypatch.setattr(cancelling, "request_cancel", at_once)
     client.force_login(alice)
     if by == "page":
         client.post("/runs/cancel", {"runs": [run.pk for run in runs]})

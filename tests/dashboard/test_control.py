@@ -19,7 +19,7 @@ from dashboard.control.heartbeats import UP_LIMIT
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import reporting
 from dashboard.fleet.services import drain, enable
-from dashboard.runs import services
+from dashboard.runs import cancelling, services
 from dashboard.runs.models import Attempt, Checkpoint, Run, SeriesChunk, State
 from dashboard.runs.page.verdict import verdict
 from dashboard.runs.waiting import queue
@@ -275,7 +275,7 @@ def test_study_runs_go_by_position(peer: Peer, controller: Controller, alice: An
 def test_cancel_of_a_running_run(peer: Peer, controller: Controller, alice: Any) -> None:
     run = submit(alice)
     attempt = started(peer, controller, run)
-    services.request_cancel(run=run, user=alice)
+    cancelling.request_cancel(run=run, user=alice)
     controller.turn()
     order = {"kind": "cancel", "attempt": attempt.pk}
     assert state_of(run) == State.CANCELLING
@@ -293,7 +293,7 @@ def test_cancel_before_the_worker_knew_of_it(redis_url: str, peer: Peer, alice: 
     run = submit(alice)
     peer.beat()
     controller.turn()
-    services.request_cancel(run=run, user=alice)
+    cancelling.request_cancel(run=run, user=alice)
     until(controller, lambda: state_of(run) == State.CANCELLED, peer.beat)
 
 

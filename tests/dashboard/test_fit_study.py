@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from dashboard.runs import services
+from dashboard.runs import cancelling, services
 from dashboard.runs.models import Run, State
 from dashboard.runs.waiting import queueing
 from dashboard.runs.waiting.priority import Priority
@@ -225,7 +225,7 @@ def test_searches_under_way_can_be_cancelled_from_the_page(client: Client, study
 
 def test_a_cancelled_run_ends_its_search_alone(client: Client, study: Study, alice: Any) -> None:
     single, other = study.runs.order_by("position")
-    services.request_cancel(run=single, user=alice)
+    cancelling.request_cancel(run=single, user=alice)
     end(other, {"PP-1F1B": 99})
     fit_runs.advance()
     assert study.runs.filter(label="Single").count() == 1
@@ -240,7 +240,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(
     """One run was cancelled and one lost; each is queued again with as many layers, and found the answer then."""
     truth, address = predictions(study), f"/studies/{study.pk}/"
     single, other = study.runs.order_by("position")
-    services.request_cancel(run=single, user=alice)
+    cancelling.request_cancel(run=single, user=alice)
     factory.start(other)
     factory.end(other, State.LOST, "Its worker was silent.", "worker_lost")
     fit_runs.advance()
@@ -462,7 +462,7 @@ def test_what_fitted_so_far_is_outlined_until_the_search_has_found_the_largest(
         [f"{truth[label]} so far", "still searching"] for label in ("Single", "PP-1F1B")
     ]
     single = study.runs.get(label="Single", state=State.QUEUED)
-    services.request_cancel(run=single, user=alice)
+    cancelling.request_cancel(run=single, user=alice)
     end(study.runs.get(label="PP-1F1B", state=State.QUEUED), truth)
     fit_runs.advance()
     over = charts_of(client, study)["fit"]

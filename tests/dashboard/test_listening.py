@@ -23,7 +23,7 @@ from dashboard.control.guard import Guard
 from dashboard.fleet import listening
 from dashboard.fleet.models import ControllerState, Worker
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import services
+from dashboard.runs import cancelling
 from dashboard.runs.models import Run, State
 from dashboard.runs.submission import assess
 from dashboard.runs.waiting.queue import everyone_waiting
@@ -164,7 +164,7 @@ def test_a_sweep_that_fails_stops_no_other(
     attempt = started(peer, controller, run)
     monkeypatch.setattr(loop.placing if sweep == "place_queued" else loop.sweeps, sweep, broken)
     second = submit(alice)
-    services.request_cancel(run=run, user=alice)
+    cancelling.request_cancel(run=run, user=alice)
     controller._last.clear()
     for _ in range(3):
         peer.beat(attempt.pk)

@@ -13,7 +13,7 @@ from dashboard.control import multi_host, standstill, sweeps
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
-from dashboard.runs import selectors, services
+from dashboard.runs import cancelling, selectors, services
 from dashboard.runs.models import Attempt, Run, SpanChunk, State
 from dashboard.runs.waiting import resting
 from dashboard.runs.waiting.queue import waiting
@@ -458,7 +458,7 @@ def test_an_orderly_stop_of_one_host_queues_the_run_again(
 def test_a_cancel_goes_to_both_and_is_over_when_both_say_so(
     peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt, alice: Any
 ) -> None:
-    services.request_cancel(run=attempt.run, user=alice)
+    cancelling.request_cancel(run=attempt.run, user=alice)
     controller.turn()
     assert [ends_ordered(peer) for peer in peers] == [["cancel"], ["cancel"]]
     peers[1].ended(attempt.pk, outcome="cancelled", cause="cancelled", detail="Cancelled.")

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from dashboard.fleet import listening
 from dashboard.fleet.models import ControllerState, Worker
-from dashboard.runs import removal, services, states, submission
+from dashboard.runs import cancelling, removal, services, states, submission
 from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.runs.standing import standing, stands_for
 from dashboard.studies import reruns
@@ -79,7 +79,7 @@ def test_the_least_disturbed_run_stands_for_its_setting(study: Study, alice: Any
     dp, tp = reruns.run_again(study=study, user=alice)
     assert len(standing(study.runs.all())) == 5  # unfinished runs are shown, too
     ran(dp, second)
-    services.request_cancel(run=tp, user=alice)
+    cancelling.request_cancel(run=tp, user=alice)
     assert labels(study) == {"Single": CALM, "DP": stands, "TP": NOISY}
 
 

@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import services, states
+from dashboard.runs import cancelling, states
 from dashboard.runs.browse import list_views
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page.verdict import verdict
@@ -86,7 +86,7 @@ def test_a_used_up_quota_is_not_told_as_a_full_disk(reader: Client, alice: Any) 
 def test_a_run_cancelled_in_the_queue_took_no_time(reader: Client, alice: Any) -> None:
     run = factory.queued(alice)
     Run.objects.filter(pk=run.pk).update(queued_at=timezone.now() - timedelta(hours=5))
-    services.request_cancel(run=run, user=alice)
+    cancelling.request_cancel(run=run, user=alice)
     said = html(reader, run)
     assert 'data-age="ago"' in said and ", took" not in said
 

@@ -14,7 +14,7 @@ from dashboard.control.summary import store_summary
 from dashboard.fleet import selectors as fleet
 from dashboard.fleet import worker_views
 from dashboard.fleet.models import Worker
-from dashboard.runs import selectors, services, states
+from dashboard.runs import cancelling, selectors, services, states
 from dashboard.runs.curves import curves
 from dashboard.runs.memory_limits import memory_limit
 from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, Run, SeriesChunk, SpanChunk, State
@@ -73,7 +73,7 @@ def add_points(attempt: Attempt, first: int, count: int, value: float = 0.0, nam
 )
 def test_filters(alice: Any, filters: Filters, names: set[str]) -> None:
     submit(alice, name="alpha", tags=['quo"te'], dp=2)
-    services.request_cancel(run=submit(alice, name="beta", tags=["größe"]), user=alice)
+    cancelling.request_cancel(run=submit(alice, name="beta", tags=["größe"]), user=alice)
     assert {run.name for run in selectors.list_runs(filters)} == names
 
 
@@ -324,7 +324,7 @@ def test_needs_more_than_there_is(alice: Any) -> None:
 
 def test_what_is_not_queued_waits_for_nothing(alice: Any) -> None:
     run = submit(alice)
-    services.request_cancel(run=run, user=alice)
+    cancelling.request_cancel(run=run, user=alice)
     run.refresh_from_db()
     assert selectors.waiting(run).sentence == ""
 

@@ -9,7 +9,7 @@ from django.core.exceptions import PermissionDenied
 
 from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain
-from dashboard.runs import services, states
+from dashboard.runs import cancelling, services, states
 from dashboard.runs.models import Run, State
 from tests.dashboard.fake_worker import spec
 
@@ -86,30 +86,30 @@ def test_viewers_do_not_submit(bob: Any) -> None:
 
 
 def test_a_queued_run_is_cancelled_at_once(run: Run, alice: Any) -> None:
-    assert services.request_cancel(run=run, user=alice).state == State.CANCELLED
+    assert cancelling.request_cancel(run=run, user=alice).state == State.CANCELLED
 
 
 def test_an_active_run_is_asked_to_stop_once(run: Run, alice: Any, admin: Any) -> None:
     nodes = [{"worker": "yard-a", "devices": [0, 1], "first_rank": 0, "address": ""}]
     states.place(run, nodes, Worker.objects.create(name="yard-a"))
-    first = services.request_cancel(run=run, user=alice).cancel_requested_at
+    first = cancelling.request_cancel(run=run, user=alice).cancel_requested_at
     assert first is not None
-    assert services.request_cancel(run=run, user=admin).cancel_requested_at == first
+    assert cancelling.request_cancel(run=run, user=admin).cancel_requested_at == first
     assert run.events.filter(kind="cancel_requested").count() == 1
     run.refresh_from_db()
     assert run.state == State.STARTING
 
 
 def test_cancelling_an_ended_run_changes_nothing(run: Run, alice: Any) -> None:
-    services.request_cancel(run=run, user=alice)
+    cancelling.request_cancel(run=run, user=alice)
     events = run.events.count()
-    assert services.request_cancel(run=run, user=alice).state == State.CANCELLED
+    assert cancelling.request_cancel(run=run, user=alice).state == State.CANCELLED
     assert run.events.count() == events
 
 
 def test_strangers_neither_cancel_nor_rename(run: Run, bob: Any) -> None:
     with pytest.raises(PermissionDenied):
-        services.request_cancel(run=run, user=bob)
+        cancelling.request_cancel(run=run, user=bob)
     with pytest.raises(PermissionDenied):
         services.edit(run=run, user=bob, name="mine", tags=[], notes="mine")
 

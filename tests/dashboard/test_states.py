@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from dashboard.ages import clock
 from dashboard.fleet.models import Worker
-from dashboard.runs import services, states
+from dashboard.runs import cancelling, services, states
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.waiting import resting
 from dashboard.runs.waiting.queue import waiting
@@ -70,7 +70,7 @@ def test_interrupted_is_queued_again_and_uses_no_retry(run: Run, attempt: Attemp
 
 
 def test_interrupted_while_being_cancelled_is_cancelled(run: Run, attempt: Attempt, alice: Any) -> None:
-    services.request_cancel(run=run, user=alice)
+    cancelling.request_cancel(run=run, user=alice)
     states.finish(attempt, "interrupted", "interrupted")
     assert state_of(run) == State.CANCELLED
 
@@ -102,7 +102,7 @@ def test_what_something_outside_ended_uses_a_retry_where_one_is_left(
 
 def test_a_killed_run_that_is_to_be_cancelled_is_not_tried_again(run: Run, attempt: Attempt, alice: Any) -> None:
     Run.objects.filter(pk=run.pk).update(retries_left=2)
-    services.request_cancel(run=run, user=alice)
+    cancelling.request_cancel(run=run, user=alice)
     states.finish(attempt, "failed", "killed_by_signal", "Rank 0 was killed.")
     assert state_of(run) == State.FAILED
 

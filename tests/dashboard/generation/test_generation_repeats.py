@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.runs import removal, services
+from dashboard.runs import cancelling, removal
 from dashboard.runs.generation.generating import ONE
 from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.studies import reruns
@@ -69,7 +69,7 @@ def test_the_single_device_has_no_speed_over_itself(client: Client, source: Run)
 def test_cancelled_runs_are_queued_again_with_their_task(client: Client, study: Study, alice: Any) -> None:
     finish(run_of(study, "Single"), 2e-3, 6 * MIB)
     for run in study.runs.filter(state=State.QUEUED):
-        services.request_cancel(run=run, user=alice)
+        cancelling.request_cancel(run=run, user=alice)
     task = run_of(study, "Single").task
     queued = reruns.run_again(study=study, user=alice, which=reruns.cancelled)
     assert [(run.name, run.task, run.resume_step) for run in queued] == [(name, task, 20) for name in NAMES[1:]]
@@ -79,7 +79,7 @@ def test_nothing_is_queued_again_from_a_checkpoint_that_is_gone(
     client: Client, study: Study, source: Run, alice: Any
 ) -> None:
     for run in study.runs.all():
-        services.request_cancel(run=run, user=alice)
+        cancelling.request_cancel(run=run, user=alice)
     Checkpoint.objects.all().delete()
     refused: dict[int, str] = {}
     assert reruns.run_again(study=study, user=alice, which=reruns.cancelled, refused=refused) == []
