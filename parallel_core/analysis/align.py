@@ -232,10 +232,10 @@ def sentence(a: Side, b: Side, found: Alignment, names: tuple[str, str]) -> str:
     alike = "of the same kind and micro-batch" if unlike else "the same"
     parts = [f"{plural_text(found.same, 'operation')} {'is' if found.same == 1 else 'are'} {alike}"]
     parts += [f"{found.moved} stand{'s' if found.moved == 1 else ''} elsewhere in the order"] if found.moved else []
-    only = [(n, who) for n, who in zip((found.only_a, found.only_b), names, strict=True) if n]
-    parts += [f"{n} {'is' if n == 1 else 'are'} only on {who}" for n, who in only]
-    layers = f"{names[0].capitalize()} has {_layers(a)}, {names[1]} {_layers(b)}"
-    return f"{layers}: {', '.join(parts)}." if unlike else f"{', '.join(parts)}. {layers}."
+    only = [f"{n} only on {who}" for n, who in zip((found.only_a, found.only_b), names, strict=True) if n]
+    layers = f"{names[0].capitalize()} has {_layers(a)}, {names[1]} {_layers(b)}."
+    counted = f"{', '.join([*parts, *only])}."
+    return f"{layers} {counted}" if unlike else f"{counted} {layers}"
 
 
 def _held(a: Side, b: Side) -> str:

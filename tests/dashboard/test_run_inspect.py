@@ -187,7 +187,7 @@ def test_two_ranks_operation_by_operation(client: Client, alice: Any) -> None:
     run = factory.finished(alice, PIPELINE)
     client.force_login(alice)
     said = tab(client, run, "tab=operators&a=0&b=1")
-    assert "are only on rank 1" in said
+    assert " only on rank 1." in said
     assert 'data-status="only_b"' in said
     replicas = factory.finished(alice, {"dp": 2})
     assert "the same parameters, different samples" in tab(client, replicas, "tab=operators")

@@ -41,15 +41,18 @@ def test_tensor_ranks_do_the_same_on_their_part() -> None:
 def test_stages_differ_in_their_messages_and_layers() -> None:
     text = said(0, 1, pp=2, micro_batches=2, schedule="gpipe")
     assert text == (
-        "Rank 0 has embed to block.3.mlp, rank 1 block.4.attn to head: "
-        "5 operations are of the same kind and micro-batch, 4 are only on rank 0, 4 are only on rank 1."
+        "Rank 0 has embed to block.3.mlp, rank 1 block.4.attn to head. "
+        "5 operations are of the same kind and micro-batch, 4 only on rank 0, 4 only on rank 1."
     ), "a forward of other layers is not the same operation"
+    moved = said(0, 1, pp=2, micro_batches=4, schedule="1f1b")
+    assert "elsewhere in the order" in moved
+    assert max(len(sentence.split()) for sentence in moved.split(". ")) <= 25
 
 
 def test_layers_of_a_rank_with_several_stages_are_named_stretch_by_stretch() -> None:
     folded = said(0, 1, pp=2, micro_batches=2, schedule="zb-v")
     assert folded.startswith(
-        "Rank 0 has embed to block.1.mlp and block.6.attn to head, rank 1 block.2.attn to block.5.mlp: "
+        "Rank 0 has embed to block.1.mlp and block.6.attn to head, rank 1 block.2.attn to block.5.mlp. "
     )
     looped = said(0, 1, pp=2, micro_batches=2, schedule="interleaved", chunks=8)
     assert looped.startswith("Rank 0 has embed to block.0.attn, block.1.attn, block.2.attn and 5 more parts, rank 1 ")
