@@ -19,6 +19,8 @@ small to see."""
 WORD, NARROW_WORD = 0.13, 0.32
 """Room for a total in words as a part of the axis, and the same on a phone."""
 SOURCE = "predicted; constants fitted on four published A100 runs, none of them this one"
+LISTED = 10
+"""The most plans in the table where none fits."""
 IN_SECONDS_S = 10.0
 """Steps from here on are drawn in seconds, shorter ones in ms."""
 _PHASES = {
@@ -71,7 +73,8 @@ def scatter(points: Sequence[Point], limit: float, title: str, shown: str) -> Ch
 
 
 def _rows(points: Sequence[Point]) -> list[list[str]]:
-    """Of the best plans and the chosen one."""
+    """Of the best plans and the chosen one; where there are none, of those that need least memory."""
+    told = [p for p in points if p.best or p.chosen] or sorted(points, key=lambda p: p.peak)[:LISTED]
     return [
         [
             p.label,
@@ -80,8 +83,7 @@ def _rows(points: Sequence[Point]) -> list[list[str]]:
             "yes" if p.fits else "no",
             "yes" if p.best else "",
         ]
-        for p in points
-        if p.best or p.chosen
+        for p in told
     ]
 
 

@@ -72,6 +72,21 @@ def test_numbers_below_each_other_have_as_many_decimals_or_digits(chart: Chart) 
             assert fixed or not fractions or min(digits.values()) >= max(fractions), column
 
 
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.key)
+def test_what_is_drawn_is_in_the_table_and_the_finding_is_short(chart: Chart) -> None:
+    """What appears at the pointer is not the only copy: nobody can print, save or reach it by keyboard."""
+    assert chart.rows and chart.columns and chart.source and chart.subtitle
+    assert max(len(sentence.split()) for sentence in re.split(r"(?<=[.;]) ", chart.title)) <= 25
+
+
+def test_where_no_plan_fits_the_smallest_are_in_the_table() -> None:
+    points = [plan_charts.Point(f"plan {i}", 1.0, (90 - i) * 2**30, False, False) for i in range(12)]
+    made = plan_charts.scatter(points, 80 * 2**30, "t", "12 of 12 plans drawn")
+    assert [row[0] for row in made.rows] == [f"plan {i}" for i in range(11, 1, -1)]
+    chosen = plan_charts.scatter([*points, points[0]._replace(chosen=True)], 80 * 2**30, "t", "s")
+    assert [row[0] for row in chosen.rows] == ["plan 0"]
+
+
 def test_a_chart_of_every_module_is_checked() -> None:
     folder = Path(svg.__file__).parent
     making = {path.stem for path in folder.glob("*.py") if re.search(r"\bChart\(", path.read_text())}
