@@ -111,6 +111,8 @@ class Entry:
     """The label without the names of the `fields` by which the page's runs are called; '' where it is whole."""
     fields: str = ""
     """The names of those fields, which are said once."""
+    whole: str = ""
+    """The label with the middles of its long words; '' if none was left out."""
 
     @property
     def name(self) -> str:
@@ -208,13 +210,14 @@ def column_of_runs(columns: Sequence[str]) -> int | None:
 def row_labels(names: Sequence[str]) -> list[str]:
     """Names as labels of a figure, escaped; long ones are cut, but not one that would then be as another, nor one that
     is no longer than that."""
-    short = [_cut(name) for name in names]
+    short = [cut(name) for name in names]
     alike = {text for text, count in Counter(short).items() if count > 1}
     whole = max((len(name) for name, text in zip(names, short, strict=True) if text in alike), default=0)
     return [escape_label(name if len(name) <= whole else text) for name, text in zip(names, short, strict=True)]
 
 
-def _cut(label: str) -> str:
+def cut(label: str) -> str:
+    """The label without its middle, if it is longer than WHOLE_TICK."""
     if len(label) <= WHOLE_TICK:
         return label
     head = MAX_TICK // 2

@@ -15,7 +15,7 @@ from dashboard.studies.contents import told_apart
 from dashboard.studies.overview import by_loss, excluded, peaks
 from dashboard.studies.overview.by_loss import Ranking
 from dashboard.studies.overview.entries import Setting, drift_of, entry_of, own_step, shared_room, waits_of
-from dashboard.studies.overview.labels import labels_of
+from dashboard.studies.overview.labels import labels_of, readable
 from dashboard.studies.overview.losses import Losses, losses_of
 from dashboard.studies.overview.names import shortened
 from dashboard.studies.overview.overviews import Overview
@@ -45,13 +45,14 @@ def overview(
     base = next((run for run in every if baseline and run.pk == baseline.pk), None) or _default_baseline(every)
     specs = told_apart({run.pk: RunSpec.stored(run.spec) for run in every}, every)
     losses = losses_of(every) if details else Losses()
-    labels = labels_of(every, specs)
+    whole = labels_of(every, specs)
+    labels = readable(whole)
     short = shortened(labels.values())
     setting = _setting(base, every, specs, details, places_of(every) if places is None else places)
     meters = peaks.over_one_peak(every) if details else {}
     rows = []
     for run in every:
-        entry = entry_of(run, specs[run.pk], labels[run.pk], setting, short)
+        entry = entry_of(run, specs[run.pk], labels[run.pk], setting, short, whole[run.pk])
         equal = _parity(losses, base, run) if same_updates(specs[base.pk], specs[run.pk]) else None
         why = setting.waits.get(run.pk) or run.detail
         alike = specs[run.pk].model.kind == specs[base.pk].model.kind

@@ -31,7 +31,7 @@ COLUMNS = (
 def rows(view: Overview) -> Iterator[list[Any]]:
     """One row a run in drawing order; what was not measured is empty."""
     for row in view.rows:
-        yield [row.run.pk, no_formula(row.entry.label), row.run.state, *_measured(row), *_tail(row)]
+        yield [row.run.pk, no_formula(row.entry.whole or row.entry.label), row.run.state, *_measured(row), *_tail(row)]
 
 
 def _measured(row: Row) -> list[Any]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+from typing import Any
+
 import numpy as np
+from django.test import Client
 
 from dashboard.charts import gantt, tradeoff, waterfall
-from dashboard.charts.chart import MAX_TICK, WHOLE_TICK, Entry, ticks
+from dashboard.charts.chart import MAX_TICK, WHOLE_TICK, Entry, cut, ticks
+from dashboard.runs.models import Run
+from dashboard.studies.overview.labels import readable
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
 from parallel_core.observe.records import SPAN
+from tests.dashboard import factory
 
 LONG = "Single x4 micro-batches + AR"
 
@@ -30,8 +37,8 @@ def test_labels_that_would_be_cut_to_the_same_are_whole() -> None:
 def test_a_label_is_cut_only_where_that_saves_more_than_a_few_characters() -> None:
     whole = f"{LONG}, m2"
     assert len(whole) == WHOLE_TICK > MAX_TICK and ticks([Entry(whole)]) == [whole]
-    (cut,) = ticks([Entry(f"{whole}4")])
-    assert len(cut) == MAX_TICK and "…" in cut
+    (short,) = ticks([Entry(f"{whole}4")])
+    assert len(short) == MAX_TICK and "…" in short
 
 
 def test_a_name_without_an_end_leaves_room_for_what_is_drawn() -> None:
@@ -47,3 +54,28 @@ def test_a_name_without_an_end_leaves_room_for_what_is_drawn() -> None:
         labels = figure["layout"]["yaxis"]["ticktext"]
         assert any("xx…xx" in label for label in labels)
         assert max(map(len, labels)) <= MAX_TICK + len("<b></b><br>rank 0")
+
+
+WORD = "experiment_2026-11-30_gpt_mini_lr3e-4_warmup200_cosine_decay_batch16_seed7_number_"
+
+
+def test_a_sentence_leaves_out_the_middle_of_a_word_that_fills_a_line(client: Client, alice: Any) -> None:
+    """A verdict with three such names was seven lines; a table and the CSV have them whole."""
+    study = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
+    named = (f"{WORD}07", f"With short words, and {WORD}08")
+    for run, name in zip(study.runs.all(), named, strict=True):
+        Run.objects.filter(pk=run.pk).update(name=name)
+    client.force_login(alice)
+    page = client.get(f"/studies/{study.pk}/")
+    verdict, names = page.context["view"].verdict, [row.entry.label for row in page.context["view"].rows]
+    assert sorted(names) == [f"With short words, and {cut(WORD + '08')}", cut(WORD + "07")]
+    assert verdict[0].startswith(names[0]) and WORD not in "".join(verdict)
+    html = page.content.decode()
+    assert f">{WORD}07</a>" in html
+    table = csv.DictReader(client.get(f"/studies/{study.pk}/table.csv").content.decode().splitlines())
+    assert sorted(row["label"] for row in table) == sorted(named)
+
+
+def test_names_that_would_be_one_stay_whole() -> None:
+    alike = {1: f"{WORD}a_{'x' * 20}", 2: f"{WORD}b_{'x' * 20}", 3: f"{WORD}c"}
+    assert readable(alike) == {1: alike[1], 2: alike[2], 3: cut(alike[3])}

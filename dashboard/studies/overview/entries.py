@@ -83,18 +83,21 @@ _BOUNDED: tuple[Callable[[RunSpec], object], ...] = (
 """What two runs must share so that splitting alone decides between them."""
 
 
-def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting, short: Short = WHOLE) -> Entry:
+def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting, short: Short = WHOLE, whole: str = "") -> Entry:
+    """`short`: see `Entry.short`; `whole`: the label with all of its words; '' = as it is."""
     own = own_step(run, setting.details)
     step = scaled(own, spec, setting.base_spec)
     done = run.state == State.SUCCEEDED
     alone, ideal = setting.ideals(run, spec)
     baseline, base_batch = run.pk == setting.base.pk, setting.base_spec.train.global_batch
     broken = ", broken" if run.injected and not label.startswith("Broken") else ""
+    whole = f"{whole}{broken}" if whole not in ("", label) else ""
     name, label = short.names.get(label, ""), f"{label}{broken}"
     return Entry(
         label=label,
         short=f"{name}{broken}" if name else "",
         fields=short.fields if name else "",
+        whole=whole,
         family=family(spec),
         recompute=spec.parallel.recompute != "none",
         baseline=baseline,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from dashboard.charts.chart import cut
 from dashboard.runs.models import Run
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
@@ -30,6 +31,14 @@ def numbered(names: Mapping[int, str]) -> dict[int, str]:
     """The names by run id, each with the id where several runs have it."""
     counts = Counter(names.values())
     return {pk: f"{name} #{pk}" if counts[name] > 1 else name for pk, name in names.items()}
+
+
+def readable(names: Mapping[int, str]) -> dict[int, str]:
+    """The names without the middle of each long word, as the rows of charts have them: a sentence with three of them
+    would fill the screen. A name that then would be as another stays whole."""
+    short = {pk: " ".join(map(cut, name.split(" "))) for pk, name in names.items()}
+    counts = Counter(short.values())
+    return {pk: short[pk] if counts[short[pk]] == 1 else name for pk, name in names.items()}
 
 
 def _apart(names: Mapping[int, str], words: Mapping[int, str]) -> dict[int, str]:
