@@ -59,7 +59,11 @@ class FleetForm(Form):
         error_messages=NO_PROFILE,
     )
     devices = WholeNumber(
-        label="Devices", min_value=1, max_value=MOST_DEVICES, required=False, help_text="empty: all that are here"
+        label="Devices",
+        min_value=1,
+        max_value=MOST_DEVICES,
+        required=False,
+        help_text=f"empty: all that are here; every split is simulated, so at most {MOST_DEVICES}: Planner takes more",
     )
     memory = Number(
         label="Memory a device, MiB",
