@@ -92,7 +92,8 @@ def least_memory(profile: Profile) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. `address` = the New run page filled in with the split; `over` = its hosts if several."""
+    """A row of the table. `address` = the New run page filled in with the split; `over` = its hosts if several;
+    `beyond` = what of its time is extrapolated, '' if nothing is."""
 
     name: str
     seconds: str
@@ -101,6 +102,7 @@ class Row:
     best: bool
     address: str
     over: str = ""
+    beyond: str = ""
 
 
 class FleetPage:
@@ -155,13 +157,18 @@ class FleetPage:
             return [f"0 of {plural_text(self.found.tried, 'split')} can run here."]
         best, least = able[0], min(able, key=lambda split: split.memory)
         found = sum(split.found for split in able)
-        others = f", and of {found} whose cuts or order were searched for" if found else ""
+        others = f", and of {found} whose cuts, order or recomputation were searched for" if found else ""
         fastest = f"the fastest of {plural_text(self.found.tried, 'split')}{others}"
         first = f"{seconds_text(best.seconds)} a step: {best.name} is {fastest}."
         alone = next((split for split in able if split.devices == 1), best)
         gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone != best else ""
         memory = f"Least memory: {least.name}, {bytes_text(least.memory)} with {named(self._optimizer)}."
-        return [first + gain, *self._close(best), *self._doubted(alone), memory, *self._normed()]
+        said = [first + gain, *self._beyond(best), *self._close(best), *self._doubted(alone), memory]
+        return [*said, *self._normed()]
+
+    def _beyond(self, best: FeasibleSplit) -> list[str]:
+        """What of the time of `best` is extrapolated."""
+        return [f"Its time is extrapolated: {listed_text(list(best.beyond))}."] if best.beyond else []
 
     def _close(self, best: FeasibleSplit) -> list[str]:
         """How many others may be as fast as `best`, so far as such predictions are off beside each other."""
@@ -221,6 +228,12 @@ class FleetPage:
         timed = f", and what was timed between {'; '.join(pairs)}" if pairs else ""
         return f"predicted from the profile of {self.profile.worker.name}, {self.profile.software}{timed}"
 
+    @property
+    def untried(self) -> str:
+        """The ways to split tensor groups that were left out, as the profile has no times of them, as a sentence."""
+        ways = [words.strip() for words in self.found.untimed]
+        return f"Tensor groups {' and '.join(ways)} were not tried: the profile did not time them." if ways else ""
+
     def refused(self) -> tuple[tuple[int, str], ...]:
         """Why splits cannot run here: (number of splits, reason), most frequent first."""
         return self.found.refused
@@ -239,6 +252,7 @@ class FleetPage:
             split.best,
             run_address(split.spec),
             listed_text(list(split.hosts)),
+            listed_text(list(split.beyond)),
         )
 
     def chart(self) -> Chart | None:

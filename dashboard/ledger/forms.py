@@ -28,7 +28,8 @@ RECENT = 20
 NO_PROFILE = dict.fromkeys(("required", "invalid_choice"), "Choose a finished profile of the list.")
 COST_FORMS = [("paper", "the paper's maximum"), ("released", "the tool's sum")]
 """How the cost of a replicated stage is computed: see `plan.pipedream`."""
-CUTS = {"pairs": "", "columns": ", by columns, too", "sequence": ", with sequence parallelism, too"}
+CUTS: dict[Cut, str] = {"columns": ", by columns, too"}
+"""What is said of the ways to split tensor groups that a profile measures only for a run that has them."""
 _BETWEEN = re.compile(r"\s*[,\-]\s*|\s+")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -47,15 +48,16 @@ def models() -> dict[str, RunSpec]:
             continue
     found: dict[str, RunSpec] = {}
     firsts: dict[str, ModelSpec] = {}
-    known: set[tuple[str, Cut]] = set()
+    known: set[tuple[str, str]] = set()
     for spec in specs:
-        cut, key = spec.parallel.cut, (profile_key(spec), spec.parallel.cut)
+        more_cuts = CUTS.get(spec.parallel.cut, "")
+        key = profile_key(spec), more_cuts
         if key not in known:
             known.add(key)
             title = outline_of(spec.model).title
             first = firsts.setdefault(title, spec.model)
             device = CHOICE_LABELS[spec.train.device]
-            more = f"{spec.train.global_batch} samples, {spec.train.precision}, {device}{CUTS[cut]}"
+            more = f"{spec.train.global_batch} samples, {spec.train.precision}, {device}{more_cuts}"
             more += ", deterministic" if other_kernels(spec) else ""
             found[f"{with_details(title, differences(spec.model, first))}: {more}"] = spec
     return found

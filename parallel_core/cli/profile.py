@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallel_core import limits
-from parallel_core.analysis.quantities import bytes_text, percent_text, plural_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, listed_text, percent_text, plural_text, seconds_text
 from parallel_core.cli.common import Subparsers, add_command, add_no_progress, add_spec, read_spec, require_cores
 from parallel_core.cli.numbers import above, target, whole
 
@@ -112,12 +112,14 @@ class _Said(NamedTuple):
 
 
 def _step(spec: RunSpec, table: CostTable) -> _Said:
+    from parallel_core.simulate.beyond import beyond
     from parallel_core.simulate.likely import elsewhere_text
     from parallel_core.simulate.predict import predict_step
 
-    found = predict_step(spec, table)
+    found, guessed = predict_step(spec, table), beyond(spec, table)
     text = f"{seconds_text(found.seconds)} a step{f'; {elsewhere_text(*found.likely)}' if found.likely else ''}"
-    return _Said(text, {"seconds": found.seconds, "range": found.likely}, spec)
+    text += f"\nExtrapolated: {listed_text(guessed)}." if guessed else ""
+    return _Said(text, {"seconds": found.seconds, "range": found.likely, "extrapolated": guessed}, spec)
 
 
 def _needs(spec: RunSpec, mib: int | None) -> Feasibility:

@@ -13,7 +13,7 @@ from parallel_core.outline.splits import Cut
 from parallel_core.spec import DeviceKind, RunSpec
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "full")
-SPLITS: tuple[Cut, ...] = ("pairs",)
+SPLITS: tuple[Cut, ...] = ("pairs", "sequence")
 """Tensor splits that every profile measures, in addition to that of its run; `RECOMPUTES` likewise."""
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from parallel_core.outline.splits import IN_WORDS
 from parallel_core.plan.fleet import splits
 from parallel_core.profile.curves import HostName, LinksBetween
 from parallel_core.profile.table import CostTable
 from parallel_core.searches import ProgressCallback, Value, silent
+from parallel_core.simulate.beyond import beyond
 from parallel_core.simulate.network import ALONE, Where
 from parallel_core.spec import RunSpec
 
@@ -41,7 +43,7 @@ class Question(Value):
 
 class FeasibleSplit(Value):
     """A split that can run. `spec`: its RunSpec; `best`: no other split is better in both time and memory; `hosts`:
-    those of its ranks, where there are several."""
+    those of its ranks, where there are several; `beyond`: what of its time was extrapolated (`simulate.beyond`)."""
 
     name: str
     spec: dict[str, Any]
@@ -50,24 +52,27 @@ class FeasibleSplit(Value):
     memory: int
     best: bool
     hosts: tuple[str, ...] = ()
+    beyond: tuple[str, ...] = ()
 
     @property
     def found(self) -> bool:
-        """Whether its cuts or its order were found by a search, in addition to a split that was tried with the usual
-        ones."""
+        """Whether its cuts, its order or the blocks that recompute were found by a search, in addition to a split that
+        was tried with the usual ones."""
         parallel = self.spec.get("parallel", {})
-        return bool(parallel.get("schedule") == "custom" or parallel.get("cuts"))
+        return bool(parallel.get("schedule") == "custom" or parallel.get("cuts") or parallel.get("recompute_layers"))
 
 
 class Answer(Value):
-    """`able`: splits that can run, fastest first; `refused`: (number of splits, reason), the most frequent first."""
+    """`able`: splits that can run, fastest first; `refused`: (number of splits, reason), the most frequent first.
+    `untimed`: words for the ways to split tensor groups that were not tried, as the table has no times of them."""
 
     able: tuple[FeasibleSplit, ...]
     refused: tuple[tuple[int, str], ...]
+    untimed: tuple[str, ...] = ()
 
     @property
     def tried(self) -> int:
-        """Number of splits that were evaluated, as reported to `on_progress`."""
+        """Number of splits that were evaluated: those reported to `on_progress`, and leaner ones of those too large."""
         return sum(not split.found for split in self.able) + sum(count for count, _ in self.refused)
 
 
@@ -97,8 +102,18 @@ def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer
             memory=split.memory,
             best=split in front,
             hosts=tuple(dict.fromkeys(placed(split.spec, split.memory).hosts)),
+            beyond=beyond(split.spec, question.table, placed(split.spec, split.memory)),
         )
         for split in found.able
     ]
     reasons = Counter(split.why_not for split in found.refused).most_common()
-    return Answer(able=tuple(able), refused=tuple((count, why) for why, count in reasons))
+    return Answer(
+        able=tuple(able),
+        refused=tuple((count, why) for why, count in reasons),
+        untimed=_untimed(question.table, question.devices),
+    )
+
+
+def _untimed(table: CostTable, devices: int) -> tuple[str, ...]:
+    known = {cut for tp, _, cut in table.conditions if 1 < tp <= devices}
+    return tuple(words for cut, words in IN_WORDS.items() if known and cut not in known)

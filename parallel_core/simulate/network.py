@@ -147,6 +147,12 @@ class Network:
             return Exchange(0.0, False)
         return Exchange(link.collective(ranks, size)[0], link.ranks > self._table.devices)
 
+    def most_timed(self, pattern: Pattern) -> int:
+        """The most ranks of a group placed like this whose collectives were timed; 0 if none were."""
+        links = [link for pair in self._pairs(pattern) for link in pair.links if link.hosts > 1]
+        known = links if len(pattern) > 1 else self._table.links
+        return max((link.ranks for link in known if link.what != "send"), default=0)
+
     def _pairs(self, pattern: Pattern) -> list[LinksBetween]:
         return [self._between[frozenset(pair)] for pair in combinations((host for host, _ in pattern), 2)]
 

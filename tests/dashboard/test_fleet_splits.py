@@ -55,3 +55,17 @@ def test_splits_that_may_be_as_fast_are_counted(member: Client, worker: Worker, 
         page.found = page.found.model_copy(update={"able": (fast, *others)})
         close = [sentence for sentence in page.sentences() if "may be as fast: within 5 % of it" in sentence]
         assert [sentence.startswith(said) for sentence in close] == ([True] if said else [])
+
+
+def test_what_is_extrapolated_and_what_was_not_tried_is_said(member: Client, worker: Worker, profile: Profile) -> None:
+    """A time beyond what was timed looked like any other, and sequence parallelism was left out without a word."""
+    answer = answered(member, f"/partition/fleet/?profile={profile.pk}&devices=2")
+    said = "Tensor groups by columns and with sequence parallelism were not tried: the profile did not time them."
+    assert said in plain(answer.content.decode()) and "extrapolated" not in answer.content.decode()
+    page = answer.context["page"]
+    fast, *rest = page.found.able
+    page.found = page.found.model_copy(
+        update={"able": (fast.model_copy(update={"beyond": ("8 by 4", "9 by 2")}), *rest), "untimed": ()}
+    )
+    assert page.untried == "" and page.sentences()[1] == "Its time is extrapolated: 8 by 4 and 9 by 2."
+    assert [row.beyond for row in page.rows()[:2]] == ["8 by 4 and 9 by 2", ""]

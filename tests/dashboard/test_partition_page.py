@@ -184,7 +184,7 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
     assert f"{len(rows)} of {len(answer.context['page'].found.able)} splits that can run" in text
     found, search = answer.context["page"].found, Search.objects.get()
     more = sum(way.found for way in found.able)
-    words = f"the fastest of {search.of} splits, and of {more} whose cuts or order were searched for"
+    words = f"the fastest of {search.of} splits, and of {more} whose cuts, order or recomputation were searched for"
     assert more and words in text, "as counted by the search"
     spec = RunSpec.model_validate_json(parse_qs(urlsplit(rows[0].address).query)["spec"][0])
     run = services.submit(owner=profile.asked_by, spec=spec.model_dump(mode="json"))

@@ -20,6 +20,7 @@ def table(model: ModelSpec, **changes: Any) -> CostTable:
     With `slower`, layers take that many times longer while two devices are busy.
     """
     slower, tps, hows = changes.pop("slower", 1.0), changes.pop("tps", (1, 2)), changes.pop("recompute", ("none",))
+    cuts = changes.pop("splits", ("pairs",))
     units = model.units()
     links = [
         {"what": what, "ranks": ranks, "time": curve(ALPHA_S, BYTE_S)}
@@ -34,8 +35,9 @@ def table(model: ModelSpec, **changes: Any) -> CostTable:
         "samples": SAMPLES[-1],
         "sizes": [{"unit": unit, "parameters": 4, "saved": 8, "boundary": 4} for unit in units],
         "layers": [
-            row(model, tp, how, samples, busy, slower if busy > 1 else 1.0)
+            row(model, tp, how, samples, busy, slower if busy > 1 else 1.0) | {"tensor_split": cut}
             for tp in tps
+            for cut in (cuts if tp > 1 else cuts[:1])
             for how in hows
             for samples in SAMPLES
             for busy in (1, 2)

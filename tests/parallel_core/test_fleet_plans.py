@@ -4,14 +4,17 @@ reason.
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 
 import pytest
 from pydantic import ValidationError
 
 from parallel_core.plan import fleet
 from parallel_core.plan.fleet import Splits, splits
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.lean import LEANER, with_fewest
+from parallel_core.plan.memory import by_stage, worst_stage
+from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.unlike_stages import shapes
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.simulate.cuts import best_cuts
@@ -67,8 +70,59 @@ def test_numbers_of_micro_batches_divide_the_samples(samples: int, stages: int, 
 
 def test_a_batch_without_a_power_of_two_has_pipelines() -> None:
     odd = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 9}})
-    tried = list(fleet._candidates(odd, 3))
+    tried = list(fleet._candidates(odd, COSTS, 3))
     assert {split.parallel.micro_batches for split in tried if split.parallel.pp == 3} == {3, 9}
+
+
+def test_tensor_groups_are_split_in_every_way_that_the_profile_timed(found: Splits) -> None:
+    """Sequence parallelism was never tried, though it has the least memory of all tensor groups."""
+    more = splits(SPEC, table(MODEL, splits=("pairs", "sequence", "columns"), fully_sharded=BY_TORCH), 2)
+    by_name = {split.name: split for split in more.able}
+    assert {"TP + SP", "TP by columns", "TP + SP + AR"} <= by_name.keys()
+    for split in by_name["TP + SP"], by_name["TP by columns"]:
+        assert split.memory == worst_stage(split.spec).total and split.spec.parallel.tp == 2
+    assert by_name["TP + SP"].memory < by_name["TP"].memory
+    assert {split.name for split in found.able} < by_name.keys(), "nothing is lost"
+    assert {split.name for split in found.able if split.spec.parallel.cut != "pairs"} == set()
+    assert not any(split.spec.parallel.cut != "pairs" for split in found.refused), "what was not timed is not tried"
+
+
+def test_selective_recomputation_is_tried_where_it_was_timed() -> None:
+    tried = fleet._candidates(SPEC, table(MODEL, recompute=("none", "selective")), 2)
+    found = {(split.parallel.tp, split.parallel.recompute) for split in tried}
+    assert {(1, "selective"), (2, "selective")} <= found
+    assert "selective" not in {split.parallel.recompute for split in fleet._candidates(SPEC, COSTS, 2)}
+
+
+@pytest.mark.full
+def test_an_odd_number_of_devices_is_used_by_stages_of_unlike_sizes() -> None:
+    """Five devices and a batch of 16: replicas do not divide it, and the pipeline of five stages has one with more
+    layers than the others. Four replicas of the first stage and one of the second are faster than all of these."""
+    over = splits(LARGER, table(MODEL, devices=5), 5)
+    unlike = [one for one in over.able if one.spec.parallel.replicas or one.spec.parallel.widths]
+    assert over.able[0] in unlike and over.able[0].spec.parallel.replicas is not None
+    assert over.able[0].seconds == predict_step(over.able[0].spec, table(MODEL, devices=5)).seconds
+    assert any(one.spec.parallel.widths for one in unlike)
+    least = min(over.able, key=lambda split: split.memory)
+    assert least.spec.parallel.widths, "tensor ranks for a stage of two of these have the least memory"
+
+
+def test_the_shapes_tried_share_out_the_work_best() -> None:
+    weights = flop_weights(MODEL)
+    every = [shape for stages in range(2, 6) for shape in product(range(1, 5), repeat=stages) if sum(shape) <= 5]
+    unlike = [shape for shape in every if len(set(shape)) > 1]
+
+    def load(shape: tuple[int, ...]) -> float:
+        """Of the fullest stage, with the best of all cuts."""
+        return min(
+            max(sum(weights[a:b]) / count for a, b, count in zip((0, *cuts), (*cuts, len(weights)), shape, strict=True))
+            for cuts in combinations(range(1, len(weights)), len(shape) - 1)
+        )
+
+    best = shapes(MODEL, 5)
+    assert len(best) == 3 and max(map(load, best)) <= min(load(shape) for shape in unlike if shape not in best)
+    assert shapes(MODEL, 2) == (), "two devices are one for each stage"
+    assert {size for shape in shapes(MODEL, 5, frozenset({1, 2})) for size in shape} == {1, 2}
 
 
 def test_the_front_is_beaten_by_none(found: Splits) -> None:
@@ -84,9 +138,47 @@ def test_what_is_too_large_or_not_profiled_is_refused(found: Splits) -> None:
     tight = splits(SPEC, COSTS, 2, lambda spec: limit)
     assert all(split.memory <= limit for split in tight.able)
     assert {split.why_not for split in tight.refused} == {"too large"}
-    assert tight.able[0].seconds == min(split.seconds or 0 for split in found.able if split.memory <= limit)
+    assert (tight.able[0].seconds or 0) <= min(split.seconds or 0 for split in found.able if split.memory <= limit)
     narrow = splits(SPEC, table(MODEL, tps=(1,), fully_sharded=BY_TORCH), 2)
     assert {split.why_not for split in narrow.refused} == {"the profile has tp=1, not 2; profile that width too."}
+
+
+def test_what_is_a_little_too_large_recomputes_as_few_blocks_as_must() -> None:
+    """Only all blocks or none were tried: a device that lacked room for one block of four recomputed them all."""
+    alone = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 1}})
+    whole, again = (worst_stage(_of(alone, recompute=how)).total for how in ("none", "full"))
+    room = int(again + 0.6 * (whole - again))
+    few = with_fewest(alone, room)
+    assert few is not None and worst_stage(few).total <= room and few.parallel.recompute_layers == (0, 1)
+    assert worst_stage(_of(few, recompute_layers=[0])).total > room, "one fewer does not fit"
+    assert with_fewest(alone, again - 1) is None and with_fewest(alone, whole) == alone
+    found = splits(alone, COSTS, 1, lambda spec: room)
+    seconds = {split.name: split.seconds or 0 for split in found.able}
+    assert seconds["Single + AR of layers 0, 1"] < seconds["Single + AR"]
+    assert found.able[0].memory <= room
+
+
+def test_each_stage_recomputes_what_its_own_rank_must() -> None:
+    """The first stage of 1F1B holds two micro-batches, the last one."""
+    piped = _of(LARGER, pp=2, micro_batches=4)
+    first, last = (memory.total for memory in by_stage(piped))
+    assert first > last
+    few = with_fewest(piped, first - 1)
+    assert few is not None and few.parallel.recompute_layers == (0,)
+    assert max(memory.total for memory in by_stage(few)) < first
+
+
+def test_leaner_pipelines_are_tried_where_the_others_are_too_large() -> None:
+    """V-Half and V-Min keep less than 1F1B and idle longer; where all fits they would only cost time."""
+    limit = worst_stage(_of(LARGER, pp=2, micro_batches=8, schedule="v-min")).total
+    names = {split.name for split in splits(LARGER, table(MODEL, tps=(1,)), 2, lambda spec: limit).able}
+    assert "PP-V-Min, 8 micro-batches" in names
+    roomy = {split.spec.parallel.schedule for split in splits(SPEC, table(MODEL, tps=(1,)), 2).able}
+    assert not roomy & set(LEANER)
+
+
+def _of(spec: RunSpec, **parallel: object) -> RunSpec:
+    return RunSpec.model_validate(spec.model_dump() | {"parallel": spec.parallel.model_dump() | parallel})
 
 
 def test_pipelines_are_cut_by_the_profile_where_that_is_faster() -> None:

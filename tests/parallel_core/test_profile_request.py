@@ -30,7 +30,6 @@ def spec_of(batch: int = 16, **parallel: Any) -> RunSpec:
     ("other", "takes_in_plain"),
     [
         (spec_of(tp=2, tensor_split="columns"), True),
-        (spec_of(tp=2, sequence=True), True),
         (spec_of(recompute="selective"), True),
         (spec_of(batch=32), False),
     ],
@@ -40,6 +39,7 @@ def test_a_request_takes_in_what_it_measures_anyway(other: RunSpec, takes_in_pla
     assert measured_with(other, other) and not measured_with(other, plain)
     assert measured_with(plain, other) == takes_in_plain
     assert measured_with(spec_of(recompute="full", dp=2), plain)
+    assert measured_with(spec_of(tp=2, sequence=True), plain), "every profile of a GPT times sequence parallelism"
 
 
 def exact(device: str, deterministic: bool = True) -> RunSpec:
