@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from parallel_core.analysis.diagnosis import RULES, Finding, checked, diagnose, unjudged
+from parallel_core.analysis.rows import last_end
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
 from parallel_core.spec import RunSpec
@@ -61,6 +62,21 @@ def test_ranks_that_do_the_same_are_compared_more_strictly_than_stages() -> None
     for factor, slow in ((1.45, False), (2.0, True)):
         steps = [step(pipeline, costs(pipeline, factor={1: factor}))] * 4
         assert ("straggler" in found(healthy(pipeline, traced=steps))) is slow
+
+
+def test_a_straggler_costs_what_the_step_would_be_shorter_by() -> None:
+    """Between its operations a slow stage waits for the other one: that it told the sum of what they take longer put it
+    before a slow link that cost more."""
+    pipeline = spec(pp=2, micro_batches=2)
+    slow, usual = (step(pipeline, costs(pipeline, factor=factor)) for factor in ({0: 2.5}, {}))
+    (straggler,) = (one for one in diagnose(healthy(pipeline, traced=[slow] * 4)) if one.rule == "straggler")
+    shorter = last_end(slow) - last_end(usual)
+    assert straggler.rank == 0 and straggler.effect_ns == pytest.approx(shorter, rel=0.02)
+    replicas = spec(dp=2)
+    (straggler,) = (
+        one for one in diagnose(healthy(replicas, traced=slowed(replicas, 1, 2.0))) if one.rule == "straggler"
+    )
+    assert straggler.effect_ns == pytest.approx(last_end(step(replicas, costs(replicas))) * 0.9, rel=0.12)
 
 
 def test_one_rank_that_launches_is_no_straggler() -> None:
