@@ -271,3 +271,13 @@ def test_what_analyses_gives_way_to_ranks_and_pages(yard: YardProcess) -> None:
     assert {yard.part(*words).nice() for words in (("gunicorn",), ("manage.py", "controller"), ("-m workers",))} == {
         own
     }
+
+
+def test_tiles_are_one_column_beside_the_timeline(page: Page, stocked: dict[str, Any]) -> None:
+    """Two by two they left half of the column empty, with curves as wide as a thumb."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"/runs/{stocked['single']}/")
+    boxes = [one.bounding_box() for one in page.locator("#tiles > div").all()]
+    curve = page.locator("#tiles svg").first.bounding_box()
+    assert len({box["x"] for box in boxes if box}) == 1 and len(boxes) == 4
+    assert curve and curve["width"] > 300
