@@ -34,6 +34,13 @@ def test_a_change_answers_at_once_and_stands_in_the_address(page: Page) -> None:
     assert "hidden=" not in page.url
 
 
+def test_the_plan_is_as_large_as_what_is_said_of_it(page: Page) -> None:
+    """The answer to the form was its smallest line."""
+    page.goto("/planner/")
+    size = "(node) => parseFloat(getComputedStyle(node).fontSize)"
+    assert page.locator("#chosen > h2").evaluate(size) >= page.locator("#verdict").evaluate(size)
+
+
 def test_a_wrong_value_is_refused_while_the_field_is_still_written_in(page: Page) -> None:
     """A plan is searched once a field is left; what cannot be planned takes no search."""
     page.goto("/planner/")
