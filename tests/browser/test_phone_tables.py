@@ -68,3 +68,31 @@ def test_the_link_of_the_page_is_not_in_the_fade_where_its_row_goes_on(
     left = """(link) => link.parentElement.getBoundingClientRect().right - link.getBoundingClientRect().right"""
     for row in ("Main", "Planner"):
         assert page.get_by_role("navigation", name=row).locator("[aria-current]").evaluate(left) >= 32
+
+
+def test_the_ways_to_serve_are_in_sight_as_a_whole(window: Callable[..., Page], session: Any) -> None:
+    """Six numbers a way stood in one line: four of them were beyond the edge."""
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto("/planner/inference/")
+    table = page.get_by_role("region", name="Ways to serve")
+    expect(table).to_be_visible()
+    assert table.evaluate("(table) => table.scrollWidth <= table.clientWidth")
+
+
+def test_a_value_of_the_spec_is_not_broken_into_its_words(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    """Long names of other fields took the width: 'Pairs: columns, then rows' stood on three lines."""
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto(f"/runs/{stocked['single']}/?tab=spec")
+    value = page.locator("#tab tr", has_text="Tensor split").locator("td")
+    box = value.bounding_box()
+    assert box and box["height"] < 3 * 20
+
+
+def test_the_lessons_are_one_row_that_goes_on_beyond_the_edge(window: Callable[..., Page], session: Any) -> None:
+    """Each stood on a line of its own, and the schedules below the first screen."""
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto("/schedules/")
+    box = page.get_by_role("navigation", name="Lessons").bounding_box()
+    assert box and box["height"] < 48
