@@ -133,7 +133,7 @@ def _hover(
 
 def _ring(x: int, y: int) -> dict[str, Any]:
     """Marks the best cell also where colours are not seen."""
-    across, down = (x - 0.48, x + 0.48), (y - 0.46, y + 0.46)
+    across, down = (x - 0.5, x + 0.5), (y - 0.5, y + 0.5)
     return {
         "type": "scatter",
         "mode": "lines",

@@ -104,7 +104,7 @@ class Card:
     scenario: Scenario
     setups: list[tuple[str, str]]
     """(letter, description) of each set-up."""
-    verdict: str
+    verdict: list[str]
     judge: str
     planner: str
 
@@ -117,7 +117,7 @@ def cards() -> list[Card]:
         sentences = judge_page.verdict(cases) if cases else []
         judge = f"{reverse('plans:judge')}?{scenario.query()}"
         named = [(case.letter, _named(case, len({c.setup.cluster for c in cases}) > 1)) for case in cases]
-        out.append(Card(scenario, named, " ".join(sentences), judge, f"{reverse('plans:page')}?{scenario.planner()}"))
+        out.append(Card(scenario, named, sentences, judge, f"{reverse('plans:page')}?{scenario.planner()}"))
     return out
 
 

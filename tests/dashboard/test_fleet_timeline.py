@@ -37,6 +37,13 @@ def test_timeline_bars_lie_where_the_attempts_were(alice: Any) -> None:
     assert (found.shown, found.total) == (1, 1)
 
 
+def test_what_bars_look_like_is_said_where_there_are_bars(reader: Client, alice: Any) -> None:
+    factory.worker()
+    assert "thick red edge" not in page(reader)
+    factory.start(factory.queued(alice))
+    assert "thick red edge" in page(reader)
+
+
 def test_a_device_that_is_not_listed_any_more_was_held_nevertheless(alice: Any) -> None:
     attempt = factory.start(factory.queued(alice, {"dp": 2}))
     host = factory.worker()

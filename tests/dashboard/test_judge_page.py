@@ -175,11 +175,11 @@ def test_every_scenario_has_a_verdict_and_opens_both_pages(reader: Client) -> No
     found = cards()
     assert len(found) == 6
     for card in found:
-        assert "works" in card.verdict
+        assert any("works" in sentence for sentence in card.verdict)
         assert [letter for letter, _ in card.setups] == list("ABCD")[: len(card.scenario.setups)]
         judge = reader.get(card.judge)
         assert judge.context["valid"], card.scenario.key
-        assert " ".join(judge.context["verdict"]) == card.verdict
+        assert judge.context["verdict"] == card.verdict
     said = {card.scenario.key: [text for _, text in card.setups] for card in found}
     assert said["200b"][0] == "DP 1024, micro-batch 1"
     assert said["refresh"][1].startswith("TP 8 x PP 8 x DP 4") and " on 256 x H100" in said["refresh"][1]
