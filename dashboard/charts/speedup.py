@@ -176,7 +176,7 @@ def _unity(entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
     """Text of each row: the ratio after bar, whisker and tick, or what a run without a final measurement is doing."""
-    said = [(y, entry, _words_of(entry)) for y, entry in enumerate(entries)]
+    said = [(y, entry, _words_of(entry, _told_before(entries, y))) for y, entry in enumerate(entries)]
     if not any(words for _, _, words in said):
         return None
     reach = max((_reach(entry) for entry in entries), default=0.0)
@@ -197,6 +197,12 @@ def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
         "hoverinfo": "skip",
         "cliponaxis": False,
     }
+
+
+def _told_before(entries: Sequence[Entry], y: int) -> bool:
+    """Whether a row above says already what this one waits for: of a study's runs all may wait for the same."""
+    status = _short(entries[y].status)
+    return status.startswith("queued: ") and status in {_short(entry.status) for entry in entries[:y]}
 
 
 def _text_start(entry: Entry, reach: float, least: float = GAP) -> float:
@@ -233,7 +239,7 @@ def _room(entries: Sequence[Entry]) -> float:
 
 
 def _words_of(entry: Entry, narrow: bool = False) -> str:
-    """`narrow`: on a phone, where of a status only its first word has room."""
+    """`narrow`: of a status only its first word, as a phone has no room for more."""
     ratio = f"<b>{ratio_text(entry.speed.ratio)}</b>" if entry.speed else ""
     # Only beside a ratio: alone it would look like one.
     others = f"+{percent_text(entry.others or 0)}" if entry.speed and is_disturbed(entry.others) else ""

@@ -225,6 +225,17 @@ def test_a_long_status_ends_with_a_clause() -> None:
     assert words["meta"]["narrow"]["text"] == [words["text"][0], "queued"], "a phone would cut it off within a word"
 
 
+def test_what_several_runs_wait_for_is_said_in_the_first_of_their_rows() -> None:
+    """A study of 14 runs said twelve times that they wait for other runs of it."""
+    first, second, third = (
+        replace(ENTRIES[0], result=None, speed=None, status=status)
+        for status in ("queued: Waits for other runs of its study", *["queued: Waits for a GPU"] * 2)
+    )
+    drawn = speedup.chart([ENTRIES[1], first, replace(first, label="d"), second, third], "t", "s").figure["data"]
+    [words] = [one for one in drawn if one.get("mode") == "text"]
+    assert words["text"][1:] == [first.status, "queued", second.status, "queued"]
+
+
 def test_of_one_split_the_title_speaks_of_one() -> None:
     assert charts()["splits"][0].title == "1 of 2 splits is beaten by none in both time and memory."
 
