@@ -281,3 +281,12 @@ def test_tiles_are_one_column_beside_the_timeline(page: Page, stocked: dict[str,
     curve = page.locator("#tiles svg").first.bounding_box()
     assert len({box["x"] for box in boxes if box}) == 1 and len(boxes) == 4
     assert curve and curve["width"] > 300
+
+
+def test_tabs_that_go_on_beyond_the_edge_fade_there(page: Page, stocked: dict[str, Any]) -> None:
+    """The last of them was out of sight on a screen of 1 024 px, and nothing said that there is one."""
+    page.set_viewport_size({"width": 1024, "height": 768})
+    page.goto(f"/runs/{stocked['single']}/")
+    tabs = page.get_by_role("navigation", name="Details of the run")
+    assert tabs.evaluate("(row) => row.scrollWidth > row.clientWidth")
+    assert tabs.evaluate("(row) => getComputedStyle(row).maskImage") != "none"
