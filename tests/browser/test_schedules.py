@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.observed_page import PHONE, WIDE, until
 
@@ -37,6 +37,18 @@ def test_changes_are_simulated_and_the_slider_steps(window: Callable[..., Page],
     expect(page.locator("#player-now")).to_contain_text("Until 0 units")
     slider.press("ArrowRight")
     expect(page.locator("#player-now")).to_contain_text("Until 1 units")
+
+
+def test_what_was_chosen_before_the_scripts_had_come_is_simulated(page: Page) -> None:
+    """Its form listens to `input`, where those of runs and studies listen to `change`, too."""
+    held: list[Route] = []
+    page.route(re.compile(r"/htmx[^/]*\.js"), lambda route: held.append(route))  # Playwright sets an attribute on it
+    page.goto("/schedules/", wait_until="commit")
+    page.locator("#f-b").select_option("zb-h1")
+    expect(page.locator("#verdict")).to_contain_text("1F1B and GPipe")
+    for route in held:
+        route.continue_()
+    expect(page.locator("#verdict")).to_contain_text("ZB-H1 is 1.22 times as fast")
 
 
 def test_a_wrong_number_is_said_beside_its_field(window: Callable[..., Page], session: Any) -> None:

@@ -4,8 +4,11 @@
 
 import { changed } from "./changed.js";
 
+/* What its requests wait for: `change`, or `input` alone. One of them, as both would make two requests. */
+const heard = (form) => (/\bchange\b/.test(form.getAttribute("hx-trigger")) ? "change" : "input");
+
 addEventListener("load", () => {
   for (const form of document.querySelectorAll("form[hx-trigger]"))
     if ([...form.querySelectorAll("input[name], select[name], textarea[name]")].some(changed))
-      form.dispatchEvent(new Event("change", { bubbles: true }));
+      form.dispatchEvent(new Event(heard(form), { bubbles: true }));
 });
