@@ -38,7 +38,7 @@ def test_a_table_is_saved_as_it_stands_on_the_page(page: Page, stocked: dict[str
     part = page.locator("#details")
     table, button = part.get_by_role("table").first, part.get_by_role("button", name="Save as CSV").first
     name, rows = saved(button, tmp_path / "accounts.csv")
-    assert name == "Small DP Step breakdown by rank.csv"
+    assert name == "Accounts of Small DP Step breakdown by rank.csv"
     assert rows == cells(table) and len(rows) == 3 and rows[1][0] == "0"
     table.evaluate(FORMULAS)
     _, (_, row, _) = saved(button, tmp_path / "changed.csv")
