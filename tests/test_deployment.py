@@ -378,6 +378,8 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     set_up_before(tmp_path / "venv", "+cpu")
     monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path / "venv"))
     monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "yard"))
+    (tmp_path / "yard").mkdir()
+    (tmp_path / "yard" / "admin-password").touch()
     monkeypatch.setenv("TRAINYARD_TORCH_INDEX", "")
 
     def called(*arguments: str, index: str = "") -> list[str]:

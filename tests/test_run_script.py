@@ -66,6 +66,20 @@ def test_a_command_that_there_is_not_is_told_before_the_set_up(monkeypatch: pyte
     assert done == ["set up", ("-m", "dashboard.yard", "controller", "--take-over")]
 
 
+@pytest.mark.parametrize(("command", "said"), [("password", "No sign-in yet"), ("compact", "There is no yard in")])
+def test_what_needs_a_yard_is_told_before_the_set_up_that_there_is_none(
+    command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two minutes later it was told the same."""
+    monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["run", command])
+    done: list[Any] = []
+    with pytest.raises(SystemExit) as ended:
+        script(set_up=lambda *_: done.append("set up"), become=lambda *_, **__: done.append("become"))["main"]()
+    assert ended.value.code == 1 and not done
+    assert capsys.readouterr().out.startswith(said)
+
+
 @pytest.mark.parametrize("asked", ["version", "--version", "-V"])
 def test_the_version_is_that_of_trainyard_with_those_of_what_it_runs_on(
     asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

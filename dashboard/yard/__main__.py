@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from dashboard.yard import sign_in
-from dashboard.yard.home import ADMIN, PREFIX, ROOT, Home, default_home, left_out
+from dashboard.yard.home import ADMIN, ROOT, Home, default_home, left_out
 from parallel_core.file_lock import FileLock
 
 
 def password(home: Home) -> int:
     """Prints the admin's password, or that it no longer signs in; returns the exit status."""
-    if not home.password_file.exists():
-        print("No sign-in yet: it is made at the first ./run.")
+    if why := home.lacks("password"):
+        print(why)
         return 1
     told = sign_in.now(home)
     print(sign_in.words(home, told) if told else f"user: {ADMIN}\npassword: {home.admin_password()}")
@@ -26,8 +26,8 @@ def password(home: Home) -> int:
 
 def compact(home: Home) -> int:
     """Gives the free space of the database back to the disk while no yard is up; returns the exit status."""
-    if not (home.database.exists() or os.environ.get(f"{PREFIX}DATABASE_URL")):
-        print(f"There is no yard in {home.path}: it is made at the first ./run.")
+    if why := home.lacks("compact"):
+        print(why)
         return 1
     home.prepare()
     lock = FileLock(home.lock)  # as long as this process lives: no yard starts meanwhile

@@ -199,6 +199,15 @@ class Home:
             aside.unlink()
         return _said(path)
 
+    def lacks(self, command: str, given: Mapping[str, str] = os.environ) -> str:
+        """Why `./run password` or `./run compact` has nothing to tell or to do before the first `./run`; '' after that,
+        and of any other command."""
+        if command == "password" and not self.password_file.exists():
+            return "No sign-in yet: it is made at the first ./run."
+        if command == "compact" and not (self.database.exists() or given.get(f"{PREFIX}DATABASE_URL")):
+            return f"There is no yard in {self.path}: it is made at the first ./run."
+        return ""
+
     def admin_password(self) -> str:
         return self.secret(self.password_file.name)
 
