@@ -66,6 +66,21 @@ def test_a_command_that_there_is_not_is_told_before_the_set_up(monkeypatch: pyte
     assert done == ["set up", ("-m", "dashboard.yard", "controller", "--take-over")]
 
 
+@pytest.mark.parametrize("typed", ["--prot 8001", "--port ten", "up 8001"])
+def test_an_option_that_cannot_be_is_told_before_the_set_up(
+    typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run", *typed.split()])
+    done: list[Any] = []
+    run = script(set_up=lambda *_: done.append("set up"), become=lambda *words, **_: done.append(words))
+    with pytest.raises(SystemExit) as ended:
+        run["main"]()
+    assert ended.value.code == 2 and not done and "./run: error:" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["run", "--port", "8001"])
+    run["main"]()
+    assert done == ["set up", ("-m", "dashboard.yard", "up", "--port", "8001")]
+
+
 @pytest.mark.parametrize(("command", "said"), [("password", "No sign-in yet"), ("compact", "There is no yard in")])
 def test_what_needs_a_yard_is_told_before_the_set_up_that_there_is_none(
     command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,13 +3,13 @@ command of manage.py."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from dashboard.yard import sign_in
+from dashboard.yard.commands import wanted_port
 from dashboard.yard.home import ADMIN, ROOT, Home, default_home, left_out
 from parallel_core.file_lock import FileLock
 
@@ -40,15 +40,10 @@ def compact(home: Home) -> int:
 
 def up(home: Home, arguments: Sequence[str]) -> int:
     """Parses the options of `up` and runs the yard; returns the exit status."""
-    from dashboard.yard.up import Yard, port_number
+    from dashboard.yard.up import Yard
 
-    parser = argparse.ArgumentParser("./run", description="Starts everything and prints the address.")
-    parser.add_argument("--port", help="of the web (else TRAINYARD_PORT, else the first free one from 8000)")
-    if (wanted := parser.parse_args(arguments).port) is not None:
-        try:
-            os.environ["TRAINYARD_PORT"] = str(port_number(wanted))
-        except ValueError as error:
-            parser.error(f"--port: {error}.")
+    if (port := wanted_port(arguments)) is not None:
+        os.environ["TRAINYARD_PORT"] = str(port)
     try:
         yard = Yard(home)
     except ValueError as error:  # a setting cannot be used

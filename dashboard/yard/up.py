@@ -15,6 +15,7 @@ import urllib.request
 from types import FrameType
 
 from dashboard.yard import broker, sign_in
+from dashboard.yard.commands import port_number
 from dashboard.yard.gate import Gate
 from dashboard.yard.home import ROOT, Home
 from dashboard.yard.processes import Part, last_line, stop_in_order
@@ -23,7 +24,6 @@ from workers.settings import Settings, socket_url
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8000
-LAST_PORT = 65535
 WEB_LIMIT_S = 60.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Asks this host itself: a proxy in the environment knows another host by the name 127.0.0.1."""
@@ -36,13 +36,6 @@ EXIT_S = 0.5
 def say(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal is gone: the yard goes on without it
         print(text, flush=True)
-
-
-def port_number(text: str) -> int:
-    """The port that `text` names, 1 to 65535. Raises ValueError otherwise."""
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= LAST_PORT):
-        raise ValueError(f"a port is a whole number from 1 to {LAST_PORT}, not {text!r}")
-    return int(text)
 
 
 def web_socket() -> socket.socket:
