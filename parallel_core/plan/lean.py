@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from parallel_core.layout import Layout
 from parallel_core.outline import block_of
 from parallel_core.outline.recompute import blocks
-from parallel_core.plan.memory import by_stage
+from parallel_core.plan.peak import by_stage
 from parallel_core.spec import RunSpec
 
 LEANER = ("v-half", "v-min")
