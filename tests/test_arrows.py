@@ -222,3 +222,10 @@ def test_the_pages_load_nothing_that_sends_tasks() -> None:
     pages = SET_UP + "import dashboard.asgi, dashboard.urls\n"
     names = set(json.loads(subprocess.check_output([sys.executable, "-c", pages + LOADED], cwd=ROOT, env=env)))
     assert "dashboard.runs.views" in names and not names & {"celery", "kombu"}
+
+
+def test_the_rules_of_placement_load_no_django() -> None:
+    """Pages ask by them what the controller would do: they read nothing themselves."""
+    rules = "".join(f"import {module}\n" for module in modules("dashboard/placement"))
+    names = set(json.loads(subprocess.check_output([sys.executable, "-c", rules + LOADED], cwd=ROOT)))
+    assert "dashboard.placement.assignments" in names and not names & {"django", "redis"}

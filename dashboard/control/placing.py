@@ -1,4 +1,4 @@
-"""Gives queued runs free devices, in the order of the queue (control.placement decides which)."""
+"""Gives queued runs free devices, in the order of the queue (placement decides which)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from dashboard.control.hosts import Request
-from dashboard.control.placement import Share, plan
 from dashboard.control.suspects import UNREACHABLE
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
+from dashboard.placement.assignments import Share, plan
+from dashboard.placement.hosts import Request
 from dashboard.runs import states
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.run_files import Files

@@ -13,12 +13,12 @@ from typing import Any
 from django.db.models import QuerySet
 
 from dashboard import one_clock
-from dashboard.control.hosts import Host, Request
 from dashboard.fleet.listening import listened_until
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn, type_of
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.one_look import read_once
+from dashboard.placement.hosts import Host, Request
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.waiting.expected_start import seconds_left
 from workers.contract import LEASE_S

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dashboard.control.hosts import Request
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import host_links
 from dashboard.ledger.models import LinksBetween
+from dashboard.placement.hosts import Request
 from dashboard.runs.run_files import Files
 from dashboard.runs.waiting.spreading import asked, chosen, expected, most_memory, several
 from parallel_core.plan.room import Room

@@ -11,11 +11,11 @@ from unittest.mock import Mock
 import pytest
 from django.utils import timezone
 
-from dashboard.control.hosts import Request
-from dashboard.control.placement import plan
 from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, idle_host
+from dashboard.placement.assignments import plan
+from dashboard.placement.hosts import Request
 from dashboard.runs import services, submission
 from dashboard.runs.models import Run, State
 from dashboard.runs.waiting import asking, fleet_checks, queue, spreading

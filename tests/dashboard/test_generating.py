@@ -17,9 +17,9 @@ from django.utils import timezone
 
 from dashboard.api.models import Scope
 from dashboard.control.dispatch import start_message
-from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
+from dashboard.placement.assignments import plan
 from dashboard.runs import states
 from dashboard.runs.generation.generated_text import measured
 from dashboard.runs.models import Attempt, Run, State

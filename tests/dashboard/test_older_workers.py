@@ -9,9 +9,7 @@ from django.test import Client
 from pydantic import ConfigDict, create_model
 
 from dashboard.control.dispatch import start_message
-from dashboard.control.finding import Wait
 from dashboard.control.heartbeats import answers
-from dashboard.control.placement import plan
 from dashboard.control.placing import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
@@ -19,6 +17,8 @@ from dashboard.ledger.forms import models
 from dashboard.ledger.models import Profile
 from dashboard.ledger.selectors import profile_key
 from dashboard.ledger.services import ask_profile
+from dashboard.placement.assignments import plan
+from dashboard.placement.finding import Wait
 from dashboard.runs import services, submission
 from dashboard.runs.models import Run
 from dashboard.runs.waiting import asking, queue

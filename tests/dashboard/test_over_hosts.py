@@ -12,12 +12,12 @@ from django.apps import apps
 from django.test import Client
 from django.utils import timezone
 
-from dashboard.control.hosts import Request
 from dashboard.fleet.models import Worker
 from dashboard.ledger import recalibration, records, replays
 from dashboard.ledger.fleet_page import FleetPage
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.ledger.services import settle
+from dashboard.placement.hosts import Request
 from dashboard.runs import services, states, submission
 from dashboard.runs.form.panel import Panel
 from dashboard.runs.form.spec_fields import from_spec

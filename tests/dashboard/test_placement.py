@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboard.control import placement
-from dashboard.control.finding import Found, Wait
-from dashboard.control.hosts import Host, Request
-from dashboard.control.placement import Plan, Share, plan
 from dashboard.fleet.run_on import RunOn
+from dashboard.placement import assignments
+from dashboard.placement.assignments import Plan, Share, plan
+from dashboard.placement.finding import Found, Wait
+from dashboard.placement.hosts import Host, Request
 
 
 def host(name: str = "a", devices: int = 2, free: int | None = None, **more: Any) -> Host:
@@ -106,13 +106,13 @@ def hosts_of(found: Plan) -> set[str]:
 def test_a_long_queue_of_one_shape_is_looked_at_as_often_as_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs reserve the three hosts, the next one finds all reserved: the others wait like that one."""
     looked: list[int] = []
-    find = placement.find
+    find = assignments.find
 
     def counted(request: Request, *rest: Any) -> Found:
         looked.append(request.run)
         return find(request, *rest)
 
-    monkeypatch.setattr(placement, "find", counted)
+    monkeypatch.setattr(assignments, "find", counted)
     hosts = [host(name, free=1) for name in "abc"]
     result = plan([ask(run, 2) for run in range(5000)], hosts)
     assert looked == [0, 1, 2, 3]
@@ -152,7 +152,7 @@ def test_a_shape_waits_for_the_same_whether_or_not_it_was_looked_at_before(
     ]
     found = plan(asked, hosts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placement, "_SHAPE", lambda request: request.run)
+        patch.setattr(assignments, "_SHAPE", lambda request: request.run)
         assert plan(asked, hosts) == found
     assert plan(asked, hosts, told=False).placed == found.placed
 
@@ -377,13 +377,13 @@ def test_a_run_whose_checkpoint_is_gone_does_not_hold_up_its_study() -> None:
 def test_hosts_are_looked_at_once_for_all_siblings_alike(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A study may have thousands of queued runs, and a plan is made at every sweep."""
     looked: list[int] = []
-    find = placement.find
+    find = assignments.find
 
     def noted(request: Request, *rest: Any) -> Found:
         looked.append(request.run)
         return find(request, *rest)
 
-    monkeypatch.setattr(placement, "find", noted)
+    monkeypatch.setattr(assignments, "find", noted)
     queue = [ask(run, devices, exclusive=True, study=7, prefer=f"h{run}") for run in range(50)]
     result = plan(queue, [host(f"h{i}", 2, across=False) for i in range(4)], studies_active=[7])
     assert {why for why, _ in result.waits.values()} == {Wait.SIBLING if devices == 2 else Wait.TOO_LARGE}

@@ -11,10 +11,10 @@ from django.utils import timezone
 
 from dashboard.api.models import Scope
 from dashboard.control.dispatch import start_message
-from dashboard.control.finding import Wait
-from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
+from dashboard.placement.assignments import plan
+from dashboard.placement.finding import Wait
 from dashboard.runs import removal, services, states
 from dashboard.runs.form import spec_fields
 from dashboard.runs.form.entry import html_name

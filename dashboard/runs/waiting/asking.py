@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from django.db.models import Max
 
-from dashboard.control.hosts import NOBODY, Request
 from dashboard.fleet.selectors import kind_of
+from dashboard.placement.hosts import NOBODY, Request
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.run_files import Files, Holder, why_alone
 from parallel_core.known_fields import needs_later

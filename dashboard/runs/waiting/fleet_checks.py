@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dashboard.control.hosts import Request
 from dashboard.fleet.listening import away_sentence
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, devices_of
 from dashboard.fleet.shared_cores import shared_cores
 from dashboard.fleet.words import WORDS, apart_text
+from dashboard.placement.hosts import Request
 from dashboard.runs import services
 from dashboard.runs.run_files import Files
 from dashboard.runs.waiting import run_on

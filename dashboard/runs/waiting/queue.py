@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from django.utils import timezone
 
 from dashboard.ages import clock, span
-from dashboard.control.finding import UNTAKEN, Wait
-from dashboard.control.placement import plan
 from dashboard.fleet.listening import away_for, deaf, disk_is_full, is_reading, refused_sentence
 from dashboard.fleet.selectors import FleetSnapshot, hosts
+from dashboard.placement.assignments import plan
+from dashboard.placement.finding import UNTAKEN, Wait
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.waiting import resting
 from dashboard.runs.waiting.asking import Beginnings, queued_runs, requests

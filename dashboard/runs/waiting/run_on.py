@@ -7,12 +7,12 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from dashboard.ages import ago
-from dashboard.control.hosts import Request
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import MAX_RUN_ON, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, age_of, devices_of, idle_host, types_of
 from dashboard.fleet.shared_cores import devices_and_cores
 from dashboard.fleet.words import WORDS
+from dashboard.placement.hosts import Request
 from dashboard.runs.waiting.spreading import SILENT, state_of, word_of
 from parallel_core.analysis.quantities import listed_text, plural_text
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dashboard.control.finding import Wait
-from dashboard.control.hosts import Host, Request
-from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.run_on import ANYWHERE, RunOn
 from dashboard.fleet.selectors import FleetSnapshot, idle_host
 from dashboard.fleet.words import WORDS, apart_text, unable_text
+from dashboard.placement.assignments import Share, plan
+from dashboard.placement.finding import Wait
+from dashboard.placement.hosts import Host, Request
 from dashboard.runs.models import Attempt
 from dashboard.runs.run_files import Files, alone_because
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text

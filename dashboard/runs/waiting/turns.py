@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from django.db.models import Exists, OuterRef
 
-from dashboard.control.placement import Untaken
 from dashboard.fleet.selectors import hosts
+from dashboard.placement.assignments import Untaken
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.run_files import Files
 from dashboard.runs.waiting.asking import Beginnings, queued_runs, requests

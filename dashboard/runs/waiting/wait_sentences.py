@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dashboard.control.finding import Wait
-from dashboard.control.hosts import NOBODY, Host, Request
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import apart_text
+from dashboard.placement.finding import Wait
+from dashboard.placement.hosts import NOBODY, Host, Request
 from dashboard.runs.models import Run
 from dashboard.runs.run_files import file_word
 from dashboard.runs.waiting.asking import Beginnings
@@ -122,7 +122,7 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
 
 def _free_elsewhere(asks: Request, awaited: list[Host], fleet: Sequence[Host]) -> str:
     """`; yard-c has 1`: free devices of other hosts, which the fleet's page shows: too few with those that are free on
-    the awaited ones. Only of hosts that the run could have beside these (`control.finding`)."""
+    the awaited ones. Only of hosts that the run could have beside these (`placement.finding`)."""
 
     def sort(host: Host) -> tuple[str, str | None]:
         return host.version, asks.on.device_type or host.types.get(asks.kind)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dashboard.control.hosts import Request
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.placement.hosts import Request
 from dashboard.runs.run_files import Files
 from dashboard.runs.waiting.fleet_checks import FleetCheck, fleet_check, with_need
 from dashboard.runs.weights import weights_errors

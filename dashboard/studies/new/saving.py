@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
-from dashboard.control.hosts import Request
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.placement.hosts import Request
 from dashboard.runs.disk import bytes_kept, short_of, unsaved
 from dashboard.runs.waiting.spreading import chosen
 from dashboard.studies.new.variants import Variant

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from dashboard.control.hosts import Request
+from dashboard.placement.hosts import Request
 from dashboard.studies.new import sweepable
 from dashboard.studies.new.axes import Axes, Swept
 from dashboard.studies.new.strategies import Strategy, chosen

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.control.placement import plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
+from dashboard.placement.assignments import plan
 from dashboard.runs import services
 from dashboard.runs.generation.generating import ONE, Split
 from dashboard.runs.models import Attempt, Checkpoint, Run, State

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
-from dashboard.control.finding import UNTAKEN, Counts, Found, Wait, find
-from dashboard.control.hosts import Host, Request
+from dashboard.placement.finding import UNTAKEN, Counts, Found, Wait, find
+from dashboard.placement.hosts import Host, Request
 
 
 @dataclass(frozen=True)

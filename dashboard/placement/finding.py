@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from enum import Enum
 
-from dashboard.control.hosts import Host, Request
+from dashboard.placement.hosts import Host, Request
 
 Counts = dict[str, int]
 """Number of devices by name of the host that gives them, in rank order."""
