@@ -150,6 +150,24 @@ def test_running_run_counts_steps_and_names_the_bubble(alice: Any) -> None:
     assert verdict(alone).sentence.endswith("% of the step is compute.")  # it has no peer to communicate with
 
 
+def test_a_run_of_which_no_rank_moves_says_so_before_it_is_ended(alice: Any) -> None:
+    """For a minute its page told the time left, as of a run that goes on."""
+    run = factory.queued(alice, PIPELINE)
+    factory.feed_steps(attempt := factory.start(run), 12)
+    waits, works = {"step": 12, "op": "0RECV_GRAD0"}, {"step": 12, "op": "1F0"}
+
+    def warning(*ages: float | None) -> str:
+        told = [{**where, "age": age} for where, age in zip((waits, works), ages, strict=False)]
+        attempt.progress = {str(rank): where for rank, where in enumerate(told)}
+        attempt.save(update_fields=["progress"])
+        return verdict(Run.objects.get(pk=run.pk)).warning
+
+    assert warning(31.0, 32.0).startswith("No rank has moved for 31 s. Rank 1 is in forward 0 of stage 1.")
+    assert not warning(31.0, 2.0) and not warning(31.0) and not warning(31.0, None)
+    Run.objects.filter(pk=run.pk).update(step_time=7.0)
+    assert not warning(31.0, 32.0), "steps of this run take as long"
+
+
 @pytest.mark.parametrize(
     ("bubble", "said"),
     [(0.1, "; 10 % of the step is bubble."), (0.01, "; 2 % of the step is communication not hidden.")],

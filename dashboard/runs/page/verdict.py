@@ -12,7 +12,7 @@ from dashboard.runs.form.form_words import OF_ERRORS, in_ended_words
 from dashboard.runs.generation import generated_text, text_times
 from dashboard.runs.left_out import NO_SPACE, QUOTA
 from dashboard.runs.models import ACTIVE, Attempt, Run, State
-from dashboard.runs.page import losses
+from dashboard.runs.page import losses, standing
 from dashboard.runs.page.fix import fix
 from dashboard.runs.page.shares import shares
 from dashboard.runs.page.starting import placed, starting
@@ -34,13 +34,11 @@ from parallel_core.analysis.quantities import (
     steps_text,
 )
 from parallel_core.faults import trained
-from parallel_core.layout import Layout
 from parallel_core.observe.progress import NO_STEPS
 from parallel_core.outline import outline_of
 from parallel_core.plan.strategy import idle_share
 from parallel_core.schedule.text import under_way
 from parallel_core.spec import RunSpec
-from parallel_core.who_waits import holding_up
 
 LOG_LINES = 10
 AHEAD_SHOWN = 5
@@ -155,7 +153,8 @@ def _running(run: Run) -> Verdict:
         parts.append(rate_text(run.tokens_per_s, target_of(run)))
     parts += filter(None, [left_text(run)])
     sentence = f"{losses.diverged(run)}{', '.join(parts)}{_bubble(run, spec)}."
-    return Verdict(sentence, more=losses.skipped_updates(run), warning=left_out.warning(run))
+    warnings = filter(None, (standing.sentence(run, selectors.attempt_of(run)), left_out.warning(run)))
+    return Verdict(sentence, more=losses.skipped_updates(run), warning=" ".join(warnings))
 
 
 def _bubble(run: Run, spec: RunSpec) -> str:
@@ -249,7 +248,7 @@ PROBED = "That is the answer this run was for: its fit study asked whether so ma
 
 def _failed(run: Run, attempt: Attempt | None) -> Verdict:
     report: dict[str, Any] = attempt.report if attempt else {}
-    rank = report.get("rank") if run.cause != "no_progress" or not attempt else _held_up_by(run, attempt)
+    rank = report.get("rank") if run.cause != "no_progress" or not attempt else standing.held_up_by(run, attempt)
     unsaid = f"It ended without saying why; known cause: {CAUSES.get(run.cause, 'none')}"
     sentence = in_ended_words(run.detail, run.cause) or unsaid
     text = selectors.log(run, rank or 0, start=-4096).text
@@ -262,16 +261,6 @@ def _failed(run: Run, attempt: Attempt | None) -> Verdict:
         traceback=str(report.get("traceback") or ""),
         traceback_label="Where each rank stood" if run.cause == "no_progress" else "Traceback",
     )
-
-
-def _held_up_by(run: Run, attempt: Attempt) -> int | None:
-    """Of ranks that stood still the first that others may have waited for, whose log may say why; None if each waited,
-    and where a worker told of them in another form than this version expects."""
-    try:
-        places = {int(rank): (where.get("step", -1), where.get("op", "")) for rank, where in attempt.progress.items()}
-        return next(iter(holding_up(places, Layout.of(RunSpec.stored(run.spec)))), None)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return None
 
 
 def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
