@@ -1,5 +1,5 @@
-"""What users do to runs: submit and rename; `cancelling` has the third. Each checks permissions, validates, and has its
-own transaction."""
+"""What users do to runs: submit and rename, as `cancelling` cancels them. Each checks permissions, validates, and has
+its own transaction."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from parallel_core import launch, processes
 from parallel_core.atomic_file import NO_SPACE
@@ -28,9 +28,6 @@ from parallel_core.launch.children import blame, next_ended
 from parallel_core.launch.prewarm import imports_compiler, prewarm, prewarm_compiler
 from parallel_core.launch.rank import RankArgs, RunRank, be_rank, engine, is_awaited, tell_waiting
 from parallel_core.observe.host import listen_at
-
-if TYPE_CHECKING:
-    pass
 
 FAIL_GRACE_S = 1.0
 """Seconds from TERM to KILL for the other ranks of an attempt of which one has failed."""

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from parallel_core.plan import fleet
 from parallel_core.plan.fleet import Splits, splits
 from parallel_core.plan.lean import LEANER, with_fewest
-from parallel_core.plan.memory import by_stage, worst_stage
+from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.peak import by_stage
 from parallel_core.plan.unlike_stages import shapes
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule.traits import CUSTOM, TRAITS

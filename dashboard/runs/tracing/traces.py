@@ -75,12 +75,6 @@ class Trace:
         """Whether every span of every rank is here."""
         return len(self.spans) == self.layout.world and self.kept == self.total
 
-    @property
-    def length(self) -> int:
-        """Nanoseconds from the first instant of the step to its last."""
-        own = [rows for rows in self.spans.values() if len(rows)]
-        return max(int(rows["end"].max()) for rows in own) - min(int(rows["start"].min()) for rows in own)
-
 
 def measured(spec: RunSpec, spans: Mapping[int, np.ndarray], layout: Layout, one_host: bool = False) -> Measured:
     """The measured costs of the step with these `spans`; raises ValueError as `Trace.measured` does. `one_host`:
