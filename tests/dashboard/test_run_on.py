@@ -306,7 +306,7 @@ def test_a_study_without_a_queued_run_is_put_elsewhere_and_what_joins_it_follows
     assert member.post(address, {**words, "run_on": "worker:yard-a", "priority": "low"}).status_code == 302
     study.refresh_from_db()
     assert (study.name, study.run_on, study.priority) == ("elsewhere", "worker:yard-a", Priority.LOW)
-    assert "· on worker yard-a" in member.get(f"/studies/{study.pk}/").content.decode()
+    assert '<span class="part">on worker yard-a</span>' in member.get(f"/studies/{study.pk}/").content.decode()
     added = joining.submit(owner=alice, study=study, request={"spec": spec()})
     assert (added.run_on, added.priority) == ("worker:yard-a", Priority.LOW)
     assert "Of its 1 queued run," in member.get(address).content.decode()
