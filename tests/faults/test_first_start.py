@@ -1,5 +1,5 @@
-"""What a newcomer meets, on a real yard: the starter study runs to its end by itself and answers its questions, and
-each scenario that breaks ends with its cause and its proof.
+"""What a newcomer meets, on a real yard: the starter study runs to its end by itself and answers its questions, so do
+studies of other kinds, and each scenario that breaks ends with its cause and its proof.
 """
 
 from __future__ import annotations
@@ -16,11 +16,19 @@ import httpx
 import pytest
 
 from dashboard.studies.breakages import BREAKAGES, Breakage
+from tests.dashboard import test_scaling_study, test_stashing_study
+from tests.dashboard.new_study import SWEEP
 from tests.yard_process import LIVE, YardProcess, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 STRATEGIES = 14
 """Seven, and each with recomputation."""
+KINDS: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
+    "sweep": ({**SWEEP, "values": "4, 8, 16"}, 3, ('id="chart-swept"',)),
+    "stashing": (test_stashing_study.ASKED, 6, ('id="chart-target"', 'id="chart-versions"', " reaches loss ")),
+    "scaling": (test_scaling_study.ASKED, 5, ('id="chart-scaling"', 'id="chart-stalls"')),
+}
+"""Kind of study -> what its form is sent, how many runs that queues, and what its page then has of its own."""
 RULE = re.compile(r'data-rule="(\w+)"')
 
 
@@ -64,6 +72,21 @@ def test_the_starter_study_comes_by_itself_and_answers_its_questions(client: htt
     assert len(others) == STRATEGIES - 1 and max(others) <= 1e-6, "all compute what the single device does"
     asked = client.get(f"/studies/{study['id']}/questions/").text
     assert asked.count("<dt>") == 7 and "No traced step" not in asked
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_study_of_each_kind_goes_from_its_form_to_its_answers(client: httpx.Client, kind: str) -> None:
+    asked, count, own = KINDS[kind]
+    shown = client.post("/studies/new/", data=asked)
+    study = int(shown.url.path.strip("/").split("/")[-1])
+    runs = ended(client, study)
+    assert [run["state"] for run in runs] == ["succeeded"] * count, [run["detail"] for run in runs]
+    page = client.get(f"/studies/{study}/").text
+    assert not [words for words in own if words not in page]
+    for part in ("findings/", "questions/", "report/", "gantt.json", "table.csv"):
+        answer = client.get(f"/studies/{study}/{part}")
+        assert answer.status_code == 200 and answer.text.strip(), part
 
 
 @pytest.mark.full
