@@ -118,9 +118,13 @@ def test_fewer_devices_are_the_largest_numbers_that_a_pipeline_can_have(
     assert device_counts.fewer(job, replace(cluster, devices=8), search.Space(most_pp=1), 0.0) == ()
 
 
-def test_fewer_hosts_are_tried_down_to_a_device_unless_their_flops_alone_take_longer() -> None:
-    """Two thirds of 3 hosts are 2, of these 1, and of its 8 devices 5, 3, 2 and 1."""
+def test_fewer_hosts_are_tried_down_to_a_device_unless_their_flops_alone_take_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two thirds of 3 hosts are 2, of these 1, and of its 8 devices 5, 3, 2 and 1. So few are all tried."""
     job, cluster = Job(presets()["gpt-2.7b"], 30), replace(clusters()["4090"], devices=24)
+    assert device_counts.fewer(job, cluster, search.Space()) == (16, 8, 6, 5, 4, 3, 2, 1)
+    monkeypatch.setattr(device_counts, "ALL_OF", 7)
     assert device_counts.fewer(job, cluster, search.Space()) == (16, 8, 5, 3, 2, 1)
     flops = 6 * job.tokens * job.model.layers * job.model.layer_matrices
     alone = flops / (cluster.device.half * fitted().matrix)
@@ -195,6 +199,40 @@ def test_one_device_is_spoken_of_as_one() -> None:
         assert ask("fewest", job, alone, found).sentence.startswith(said)
         fits = ask("fits", job, alone, found).sentence
         assert f" of {found.timed + found.too_large} plans fit" in fits, "the count that the page shows"
+
+
+def tiny(layers: int, hidden: int, batch: int, **cluster: float) -> tuple[Job, Cluster]:
+    """A GPT of few layers on twelve A100s, with other values of the cluster, and of the memory of a device."""
+    device = replace(SELENE.device, memory=cluster.pop("memory"))
+    model = Transformer("t", hidden, layers, 16, 16, 4 * hidden, 51200, 2048)
+    return Job(model, batch), replace(SELENE, devices=12, device=device, **cluster)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "batch", "memory"), [(4, 8192, 48, 20), (7, 8192, 8, 20), (7, 4096, 12, 20), (8, 2048, 16, 10)]
+)
+def test_over_slow_links_the_best_plan_is_that_of_any_number_of_devices(
+    layers: int, hidden: int, batch: int, memory: int
+) -> None:
+    """Seven of twelve devices were never tried, and of eight only plans without zero-bubble schedules: the plan that
+    was named took up to 1.2 times as long."""
+    job, cluster = tiny(layers, hidden, batch, per_host=1, network=1e9, memory=memory * GIB)
+    found = search.search(job, cluster)
+    least = min(
+        float(seconds[order[0]])
+        for count in range(1, 13)
+        if len(plans := search.grid(job, cluster, search.Space(devices=(count,))))
+        for _, _, seconds, order in [search.evaluate(job, cluster, plans)]
+        if len(order)
+    )
+    assert found.seconds[found.best()[0]] == pytest.approx(least)
+
+
+def test_fewest_counts_v_schedules_whose_ends_are_on_one_rank() -> None:
+    """On three devices neither 1F1B fits nor anything else but ZB-V, whose rank with both ends has no other layer."""
+    job, cluster = tiny(4, 4096, 24, per_host=4, network=25e9, memory=5 * GIB)
+    said = ask("fewest", job, cluster, search.search(job, cluster)).sentence
+    assert said.startswith("3 devices are the fewest that hold it: PP 3, zb-v")
 
 
 def test_fewest_is_the_smallest_count_that_a_search_can_fill(found: search.SearchResult) -> None:

@@ -18,6 +18,8 @@ from parallel_core.rules import divisors
 if TYPE_CHECKING:
     from parallel_core.plan.cluster.search import Space
 
+ALL_OF = 12
+"""Where a plan can have this many smaller numbers of devices at most, all of them are tried."""
 MOST_FEWER = 4
 """Numbers of devices for other pipelines that a search tries below a cluster's own."""
 LEAST_SHARE = 0.75
@@ -40,10 +42,13 @@ def counts(job: Job, cluster: Cluster, space: Space, least_stages: int = 1) -> l
 def fewer(job: Job, cluster: Cluster, space: Space, best: float = inf) -> tuple[int, ...]:
     """Counts below the cluster's own that may be faster than `best` seconds a step, largest first: the largest ones at
     which a pipeline is possible, at least LEAST_SHARE of it; and, as fewer hosts are faster where the links between
-    them are slow, those of two thirds of its hosts, of two thirds of these, and so on down to a single device."""
+    them are slow, those of two thirds of its hosts, of two thirds of these, and so on down to a single device. All of
+    them where they are few."""
     pipelines = [n for n in counts(job, cluster, space, 2) if LEAST_SHARE * cluster.devices <= n < cluster.devices]
     every = np.array(counts(job, cluster, space))
-    able = [int(every[every <= n].max(initial=0)) for n in _thirds(cluster)]
+    smaller = every[every < cluster.devices]
+    few = [int(n) for n in smaller] if len(smaller) <= ALL_OF else []
+    able = [*few, *(int(every[every <= n].max(initial=0)) for n in _thirds(cluster))]
     least = _flop_seconds(job, cluster, space)
     return tuple(sorted({*pipelines[::-1][:MOST_FEWER], *(n for n in able if n and least / n < best)}, reverse=True))
 

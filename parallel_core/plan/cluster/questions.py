@@ -58,9 +58,10 @@ def fewest(job: Job, cluster: Cluster, found: SearchResult) -> Answer:
 
 
 def _holds(job: Job, cluster: Cluster, space: Space) -> bool:
-    """Whether any plan fits. Larger micro-batches or more chunks never need less memory: the smallest suffice."""
-    plain = ("1f1b",) if "1f1b" in space.schedules else space.schedules
-    plans = grid(job, cluster, replace(space, most_micro_batch=1, schedules=plain))
+    """Whether any plan fits. Larger micro-batches or more chunks never need less memory: the smallest suffice. A V
+    schedule may need less than 1F1B: its one rank with both ends may have no other layer."""
+    plain = tuple(name for name in ("1f1b", "zb-v") if name in space.schedules)
+    plans = grid(job, cluster, replace(space, most_micro_batch=1, schedules=plain or space.schedules))
     plans = plans.take(np.flatnonzero(rules.structure(job, cluster, plans) == 0))
     return bool(len(plans) and (rules.bytes_of(cluster, plans, memory.of(job, plans)) == 0).any())
 
