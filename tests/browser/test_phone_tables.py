@@ -43,6 +43,17 @@ def test_a_long_name_without_a_blank_leaves_room_for_the_numbers_of_the_record(
     assert beyond(page.get_by_role("columnheader", name="Step predicted")) <= 0
 
 
+def test_what_a_prediction_was_settled_by_is_in_sight(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    """Of predicted, measured and error of time and memory the first alone was; the others were beyond the edge."""
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto("/partition/record/")
+    table = page.get_by_role("region", name="Settled predictions")
+    expect(table.get_by_role("row").nth(1)).to_be_visible()
+    assert table.evaluate("(table) => table.scrollWidth <= table.clientWidth")
+
+
 def test_the_limits_of_each_strategy_are_in_sight_as_a_whole(window: Callable[..., Page], session: Any) -> None:
     page = window(storage_state=session, viewport=PHONE)
     page.goto("/planner/crossover/")
