@@ -93,18 +93,19 @@ def room(bars: NDArray[np.void], over: NDArray[np.void], least: float) -> NDArra
     for row in np.unique(over["y"]):
         own = np.sort(over[over["y"] == row], order="start")
         reached = np.maximum.accumulate(own["end"])
-        for i in np.flatnonzero(bars["y"] == row):
-            first, last = np.searchsorted(reached, out[i, 0], side="right"), np.searchsorted(own["start"], out[i, 1])
-            if first < last:
-                out[i] = _longest_gap(out[i], own["start"][first:last], reached[first:last], least)
+        at = np.flatnonzero(bars["y"] == row)
+        first = np.searchsorted(reached, out[at, 0], side="right")
+        last = np.searchsorted(own["start"], out[at, 1])
+        for i, low, high in zip(at.tolist(), first.tolist(), last.tolist(), strict=True):
+            if low < high:
+                upper = own["start"][low:high].tolist(), reached[low:high].tolist()
+                out[i] = _longest_gap(out[i].tolist(), *upper, least)
     return out
 
 
 def _longest_gap(
-    bar: NDArray[np.float64], starts: NDArray[np.float64], reached: NDArray[np.float64], least: float
+    bar: Sequence[float], starts: Sequence[float], reached: Sequence[float], least: float
 ) -> tuple[float, float]:
     """The longest part of a bar before, between and after what lies on it; `reached` = the latest end so far."""
-    low, high = np.append(bar[0], reached), np.append(starts, bar[1])
-    longest = int(np.argmax(high - low))
-    gap = float(low[longest]), float(high[longest])
+    gap = max(zip([bar[0], *reached], [*starts, bar[1]], strict=True), key=lambda ends: ends[1] - ends[0])
     return gap if gap[1] - gap[0] >= least else (np.nan, np.nan)
