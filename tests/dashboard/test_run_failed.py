@@ -185,6 +185,17 @@ def test_of_ranks_that_stood_still_the_log_of_the_one_that_waited_for_no_other_i
     assert verdict(Run.objects.get(pk=run.pk)).log.endswith("line 29")
 
 
+def test_the_button_of_what_would_fix_it_is_filled(client: Client, alice: Any) -> None:
+    """Of nine that looked alike."""
+    run = failed(alice, "killed_by_signal", "Rank 0 was killed by signal 9 (SIGKILL).")
+    client.force_login(alice)
+    assert f'class="button primary" href="/runs/{run.pk}/clone"' in html(client, run)
+    attempt = Attempt.objects.get(run=run)
+    Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=8, bytes=1, seconds=0.1)
+    page = html(client, run)
+    assert f'class="button primary" href="/runs/{run.pk}/resume"' in page and page.count("button primary") == 1
+
+
 @pytest.mark.parametrize(
     "cause", ("user_code", "killed_by_signal", "worker_lost", "timed_out", "no_progress", "refused", "")
 )

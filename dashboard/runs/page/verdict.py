@@ -79,6 +79,11 @@ class Verdict:
     holding: list[tuple[Run, str]] = field(default_factory=list)
     """Runs on the hosts that a queued run waits for, each with how long it will still take; '' if that is not known."""
 
+    @property
+    def does(self) -> str:
+        """The first word of the fix, such as Resume or Clone: the page fills the button of that name."""
+        return self.fix.partition(" ")[0]
+
 
 def cause_of(run: Run) -> str:
     """Why the run ended, in few words; '' if it has not ended, or its state says why."""
