@@ -27,6 +27,7 @@ from dashboard.runs.form.panel import Panel
 from dashboard.runs.models import Run, State
 from dashboard.studies.new.axes import Axes
 from dashboard.studies.services import create_matrix
+from dashboard.studies.templatetags.quantities import whole_words
 from parallel_core.analysis.quantities import range_text
 from parallel_core.known_fields import EARLIEST, without_unknown
 from parallel_core.observe.record_files import encode
@@ -193,7 +194,7 @@ def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker,
     assert now.seconds == said.seconds and now.time_error == "−33.3 %"
     assert now.paced_seconds == pytest.approx(1.5 * said.seconds, rel=0.02) and now.paced_error in ("+0.0 %", "0.0 %")
     page = member.get(reverse("ledger:record")).content.decode()
-    assert f"at its pace {now.paced_error}" in page and records.paced_record().sentence() in page
+    assert f"at its pace {whole_words(now.paced_error)}" in page and records.paced_record().sentence() in page
 
 
 def test_rules_know_the_pace_of_each_rank(profile: Profile, alice: Any) -> None:
