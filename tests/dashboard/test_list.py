@@ -119,6 +119,14 @@ def test_a_disturbed_run_says_so_beside_its_step_time(reader: Client, alice: Any
     assert "≈ </span>" not in reader.get("/runs/?q=text").content.decode(), "there is no step time to doubt"
 
 
+def test_what_the_columns_hold_is_said_without_a_mouse_too(reader: Client, alice: Any) -> None:
+    make(alice, "one", state=State.SUCCEEDED, step_time=0.1)
+    page = reader.get("/runs/").content.decode()
+    for hint, column in re.findall(r'aria-sort="[^"]*" title="([^"]+)"><a [^>]*>([^<]+)<', page):
+        assert f"<dt>{column}</dt><dd>{hint[0].upper()}{hint[1:]}.</dd>" in page
+    assert page.count("<dt>") >= 4 and "≈ where other processes used the devices, too." in page
+
+
 def test_runs_of_one_strategy_are_told_apart_by_their_models_and_precisions(reader: Client, alice: Any) -> None:
     for model, precision in (
         ({"kind": "resnet50"}, "fp32"),

@@ -78,7 +78,7 @@ def runs(request: HttpRequest) -> HttpResponse:
     page = listing.read()
     held_out = listing.held_out(page)
     context = {"listing": listing, "page": page, "may_submit": may_submit(request.user)}
-    context |= {"held_out": held_out, "headers": listing.headers(held_out)}
+    context |= {"held_out": held_out, "headers": list(listing.headers(held_out))}
     partial = request.headers.get("HX-Request") and not request.headers.get("HX-History-Restore-Request")
     if partial:
         response = render(request, "runs/list_results.html", context)
