@@ -15,15 +15,18 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import diagnose
+from parallel_core.analysis.lateness import late, lateness
+from parallel_core.layout import Layout
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import COMPUTE, P2P, Kind
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.recovered import NotRecovered, overtaken, recover
 from parallel_core.simulate.recovered_replay import MOST_OFF, Recovered
-from parallel_core.simulate.replay import FREE, Change
+from parallel_core.simulate.replay import FREE, Change, plan
 from parallel_core.spec import RunSpec
 from parallel_core.traces.__main__ import read_all
 from tests.parallel_core.test_profiled import traces
@@ -103,6 +106,14 @@ def test_the_schedule_is_known_again_and_its_replay_is_the_step(name: str, dp: i
     assert found.step == step_of(simulate(build(of), costs(of)))
     assert found.off <= 0.001
     assert found.measured.norm
+    layout = Layout.of(found.spec)
+    joined = lateness(plan(found.spec, found.measured), found.rows, layout)
+    work = joined[np.isin(joined["kind"], [int(kind) for kind in COMPUTE])]
+    done = sum(int(np.isin(rows["kind"], [int(kind) for kind in COMPUTE]).sum()) for rows in found.rows.values())
+    assert len(work) == done > 0, "each operation has its plan"
+    assert np.abs(late(work)).max() <= 0.001 * found.step, "as alike operations take equally long"
+    path = critical_path(found.rows, layout)
+    assert (int(path["start"][0]), int(path["end"][-1])) == (10**9, 10**9 + found.step)
 
 
 @pytest.mark.parametrize("before", ["gpipe", "1f1b", "zb-h1", "zb-v"])
