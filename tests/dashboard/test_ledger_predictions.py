@@ -148,7 +148,7 @@ def test_a_prediction_says_how_far_the_drift_of_its_devices_may_take_it(
     assert said.low_seconds and said.seconds and said.high_seconds
     assert said.low_seconds < said.seconds < said.high_seconds
     panel = Panel.of(submission.assess(run.spec))
-    assert f"predicted ({elsewhere_text(said.low_seconds, said.high_seconds)}), simulated from" in panel.step
+    assert f"predicted ({elsewhere_text(said.low_seconds, said.high_seconds)}); simulated from" in panel.step
     within, beyond = (said.high_seconds * share for share in (0.99, 1.01))
     for median, inside in ((within, 1), (beyond, 0)):
         settle(run, {"timed": {"median": median}, "memory": None, "cpu_others": 0.0})

@@ -162,7 +162,7 @@ def _step(found: Assessment) -> str:
         return f"not predicted: {predicted.why_not}" if predicted.why_not else ""
     worker = predicted.profile.worker.name
     likely = f" ({predicted.likely.text(worker)})" if predicted.likely else ""
-    text = f"{seconds_text(predicted.seconds)} predicted{likely}, simulated from the profile of {worker}"
+    text = f"{seconds_text(predicted.seconds)} predicted{likely}; simulated from the profile of {worker}"
     names = listed_text(sorted(set(found.hosts)))
     return f"{text} and what was timed between {names}" if found.hosts else text
 

@@ -52,10 +52,10 @@ def likely(trace: Trace, change: Change, made: Replay) -> Likely:
 
 def _elsewhere(recounted: bool) -> str:
     mean, worst = REPLAYED[recounted]
-    what = "other numbers of micro-batches" if recounted else "other schedules"
+    what = "Other numbers of micro-batches" if recounted else "Other schedules"
     return (
-        f"On other hosts, where the same CPU cores trained both in turns, {what} were predicted {percent_text(mean)} "
-        f"off in the mean, {percent_text(worst)} at worst. From one run to the next a host may change its pace by more."
+        f"{what} were predicted {percent_text(mean)} off in the mean, {percent_text(worst)} at worst, on other hosts "
+        f"whose cores trained both in turns. From one run to the next a host may change its pace by more."
     )
 
 
