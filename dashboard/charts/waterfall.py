@@ -11,7 +11,7 @@ from dashboard.charts import theme
 from dashboard.charts.breakdown import milliseconds
 from dashboard.charts.chart import Chart, row_labels
 from dashboard.charts.theme import var
-from parallel_core.analysis.breakdown import PARTS, Breakdown
+from parallel_core.analysis.breakdown import DIFFERENCES, Breakdown
 from parallel_core.analysis.quantities import minus_text, significant
 from parallel_core.analysis.sentences import difference_sentence
 
@@ -91,7 +91,7 @@ def _texts(first: float, changes: Sequence[float], last: float) -> list[str]:
 
 def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Chart:
     """`a` and `b` are means over the ranks of one traced step; `names` of A and B are not escaped."""
-    changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields in PARTS]
+    changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields in DIFFERENCES]
     values = [a.total / 1e6, *(change for _, change in changes), b.total / 1e6]
     first, second = row_labels(names)
     words = [f"A: {first}", *(word for word, _ in changes), f"B: {second}"]
@@ -99,7 +99,7 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
         values, _texts(values[0], values[1:-1], values[-1]), words, rising="bad", falling="accent", unit=" ms"
     )
     layout = layout_of(values, words, "ms")
-    rows = [[word, *(significant(milliseconds(one, f), zeros=True) for one in (a, b))] for word, f in PARTS]
+    rows = [[word, *(significant(milliseconds(one, f), zeros=True) for one in (a, b))] for word, f in DIFFERENCES]
     rows.append(["step", *(significant(one.total / 1e6, zeros=True) for one in (a, b))])
     subtitle = "Change of each part of the traced step from A to B, ms"
     figure = {"data": traces, "layout": layout}

@@ -107,6 +107,8 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("other", ("data", "other")),
 )
 """(word, components) of the bars of a step's chart; together they contain every component once."""
+DIFFERENCES = (*PARTS[:-1], ("reading data", ("data",)), ("other", ("other",)))
+"""The same for what differs between two steps, of which slow data may be the cause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from parallel_core.analysis.breakdown import PARTS, Breakdown
+from parallel_core.analysis.breakdown import DIFFERENCES, Breakdown
 from parallel_core.analysis.causes import LOSSES, why_fast, why_slow
 from parallel_core.analysis.names import CATEGORY_NAMES, COMPONENT_NAMES
 from parallel_core.analysis.quantities import (
@@ -211,7 +211,7 @@ def pair_sentence(a: Result, b: Result) -> str:
 def difference_sentence(a: Breakdown, b: Breakdown) -> str:
     """Title of the waterfall from a to b: the two bars that changed most, and a third where the rest would be larger
     than the second, less what is under 1 % of the difference."""
-    saved = {word: sum(getattr(a, name) - getattr(b, name) for name in names) for word, names in PARTS}
+    saved = {word: sum(getattr(a, name) - getattr(b, name) for name in names) for word, names in DIFFERENCES}
     total = a.total - b.total
     if max(map(abs, (total, *saved.values()))) < _SMALL * max(a.total, b.total):
         return f"{ns_text(a.total)} and {ns_text(b.total)}: no part of their traced steps differs by 1 % of these."

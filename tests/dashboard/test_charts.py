@@ -199,7 +199,7 @@ def test_a_waterfall_numbers_every_bar_that_is_not_nothing_however_short_the_ste
     assert a and b and a.breakdown and b.breakdown
     bars, _ = waterfall.chart(a.breakdown, b.breakdown, ("A", "B"), "s").figure["data"]
     assert [text for text in bars["text"] if text != "0"] == texts
-    assert bars["text"].count("0") == 3
+    assert bars["text"].count("0") == 4
 
 
 def test_few_steps_have_no_whiskers_and_take_no_room_for_them() -> None:

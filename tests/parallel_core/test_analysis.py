@@ -276,6 +276,14 @@ def test_difference_of_two_breakdowns_adds_up() -> None:
     assert sentences.difference_sentence(b, a).startswith("Of 44 ms added between their traced steps: bubble 31 ms")
 
 
+def test_slow_data_is_named_in_a_difference() -> None:
+    """It was told as `other`, with set-up and what no span covers."""
+    a = Breakdown(compute=100_000_000, other=1_000_000)
+    assert sentences.difference_sentence(a, replace(a, data=150_000_000)) == (
+        "Of 150 ms added between their traced steps: reading data 150 ms."
+    )
+
+
 def test_the_rest_of_a_difference_is_no_larger_than_what_is_named() -> None:
     a = Breakdown(compute=326_000_000, optimizer=7_000_000)
     b = Breakdown(compute=240_000_000, exposed_collective=137_000_000, bubble=89_000_000, optimizer=3_000_000)
