@@ -81,6 +81,17 @@ def test_the_link_of_the_page_is_not_in_the_fade_where_its_row_goes_on(
         assert page.get_by_role("navigation", name=row).locator("[aria-current]").evaluate(left) >= 32
 
 
+def test_how_late_an_operation_was_is_in_sight(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    """Where it was planned and measured to end stood before it: what the table is for was beyond the edge."""
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto(f"/runs/{stocked['dp']}/?tab=timeline")
+    table = page.get_by_role("region", name="Late operations")
+    expect(table).to_be_visible()
+    assert table.evaluate("(table) => table.scrollWidth <= table.clientWidth")
+
+
 def test_the_ways_to_serve_are_in_sight_as_a_whole(window: Callable[..., Page], session: Any) -> None:
     """Six numbers a way stood in one line: four of them were beyond the edge."""
     page = window(storage_state=session, viewport=PHONE)
