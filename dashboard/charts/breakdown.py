@@ -91,6 +91,6 @@ def _row(entry: Entry, parts: Sequence[Part]) -> list[str]:
     breakdown = entry.compared.breakdown if entry.compared else None
     median = significant(entry.traced_median * 1e3, zeros=True) if entry.traced_median else ""
     if breakdown is None:
-        return [entry.name, *("" for _ in parts), entry.state or "not traced", median]
+        return [entry.in_table, *("" for _ in parts), entry.state or "not traced", median]
     cells = [significant(milliseconds(breakdown, fields), zeros=True) for _, fields, _ in parts]
-    return [entry.name, *cells, significant(breakdown.total / 1e6, zeros=True), median]
+    return [entry.in_table, *cells, significant(breakdown.total / 1e6, zeros=True), median]

@@ -122,5 +122,5 @@ def _ran(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str, Any]:
 def _row(entry: Entry, base: int | None) -> list[str]:
     ran = str(entry.layers) if entry.done else ""
     if entry.largest is None:
-        return [entry.name, ran, "not known", ""]
-    return [entry.name, ran, count_text(entry.largest), ratio_text(entry.largest / base) if base else ""]
+        return [entry.in_table, ran, "not known", ""]
+    return [entry.in_table, ran, count_text(entry.largest), ratio_text(entry.largest / base) if base else ""]

@@ -116,8 +116,13 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The label for columns of names, below a heading or beside an axis that has the `fields`."""
+        """The label beside an axis, or below a heading, that has the `fields`."""
         return self.short or self.label
+
+    @property
+    def in_table(self) -> str:
+        """The label for a column of a table, which has room for whole words."""
+        return self.short or self.whole or self.label
 
     @property
     def compared(self) -> Result | None:

@@ -114,7 +114,7 @@ def _row(entry: Entry) -> list[str]:
     memory = entry.compared.memory if entry.compared else None
     expected = bytes_text(entry.predicted, zeros=True) if entry.predicted else ""
     if not memory:
-        return [entry.name, *("" for _ in CATEGORIES), entry.state or "not metered", "", expected]
+        return [entry.in_table, *("" for _ in CATEGORIES), entry.state or "not metered", "", expected]
     sizes = [bytes_text(memory.get(category, 0), zeros=True) for category in CATEGORIES]
     rank = "" if entry.worst_rank is None else str(entry.worst_rank)
-    return [entry.name, *sizes, bytes_text(sum(memory.values()), zeros=True), rank, expected]
+    return [entry.in_table, *sizes, bytes_text(sum(memory.values()), zeros=True), rank, expected]

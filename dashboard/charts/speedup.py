@@ -258,11 +258,11 @@ def _short(status: str) -> str:
 def _row(entry: Entry) -> list[str]:
     speed = entry.speed
     if speed is None:
-        return [entry.name, entry.status or "not measured", *[""] * (len(COLUMNS) - 1)]
+        return [entry.in_table, entry.status or "not measured", *[""] * (len(COLUMNS) - 1)]
     noise = " (within noise)" if speed.within_noise and not entry.baseline else ""
     whiskers = f"{ratio_text(speed.low)} to {ratio_text(speed.high)}"
     return [
-        entry.name,
+        entry.in_table,
         ratio_text(speed.ratio) + noise,
         plural_text(speed.n, "timed step") if speed.few else whiskers,
         ratio_text(entry.ideal) if entry.ideal else "",

@@ -59,7 +59,7 @@ def chart(entries: Sequence[Entry], source: str) -> Chart:
 def _rows(points: Sequence[Point], best: Sequence[Point]) -> list[list[str]]:
     return [
         [
-            e.name,
+            e.in_table,
             seconds_text(ms / 1e3, zeros=True),
             bytes_text(mib * MIB, zeros=True),
             "yes" if any(e is b for b, _, _ in best) else "",
