@@ -137,7 +137,15 @@ class Entry:
     @property
     def marked(self) -> str:
         """The label for charts of the run's own measurements: followed by how the run ended, if it has no result."""
-        return f"{self.label}, {self.ended}" if self.ended else self.label
+        return self._with_end(self.label)
+
+    @property
+    def marked_in_table(self) -> str:
+        """The same with whole words."""
+        return self._with_end(self.whole or self.label)
+
+    def _with_end(self, text: str) -> str:
+        return f"{text}, {self.ended}" if self.ended else text
 
     @property
     def disturbed(self) -> bool:

@@ -52,6 +52,8 @@ class Curve:
     run: int | None = None
     """The run's id, where the page can mark its line."""
     baseline: bool = False
+    in_table: str = ""
+    """The label for the table below the chart; '' = the same."""
 
 
 SYMBOLS = ("circle", "square", "diamond", "circle-open", "square-open", "diamond-open")
@@ -247,8 +249,8 @@ def _fractions(curves: Sequence[Curve]) -> bool:
 
 def _row(curve: Curve, zeros: bool) -> list[str]:
     if not len(curve.value):
-        return [curve.label, "0", "", "", ""]
+        return [curve.in_table or curve.label, "0", "", "", ""]
     finite = curve.value[np.isfinite(curve.value)]
     least = significant(float(finite.min()), 6, zeros) if len(finite) else "not finite"
     ends = [significant(float(v), 6, zeros) for v in (curve.value[0], curve.value[-1])]
-    return [curve.label, count_text(curve.total), *ends, least]
+    return [curve.in_table or curve.label, count_text(curve.total), *ends, least]

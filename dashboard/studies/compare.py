@@ -196,7 +196,7 @@ def time_to_loss(view: Overview) -> Reaches:
         took = BELOW if at_once else seconds_text(reach.seconds, zeros=True)
         samples = samples_after(row.run, reach.step + 1)
         seen = "not known" if samples is None else count_text(samples)
-        lines.append(Reached(row.entry.label, str(reach.step), seen, took, reach.others))
+        lines.append(Reached(row.entry.whole or row.entry.label, str(reach.step), seen, took, reach.others))
     how = f"Losses are averaged over {over} steps{left_out(row.run for row in view.rows)}. {TIMES}"
     return Reaches(significant(race.goal or 0.0, 5), lines, how)
 

@@ -73,7 +73,7 @@ def test_a_sentence_leaves_out_the_middle_of_a_word_that_fills_a_line(client: Cl
     html = page.content.decode()
     assert f">{WORD}07</a>" in html
     assert f">{WORD}07</a>" in client.get(f"/studies/{study.pk}/report/").content.decode(), "it is read without a page"
-    for key in ("speedup", "breakdown", "memory"):
+    for key in ("speedup", "breakdown", "memory", "loss"):
         assert sorted(row[0] for row in page.context["charts"][key].rows) == sorted(named), key
     table = csv.DictReader(client.get(f"/studies/{study.pk}/table.csv").content.decode().splitlines())
     assert sorted(row["label"] for row in table) == sorted(named)

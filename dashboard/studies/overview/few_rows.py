@@ -55,7 +55,9 @@ def listed(chart: Chart, few: Few) -> Chart:
     at = column_of_runs(chart.columns)
     if at is None or not few.hidden:
         return chart
-    names = {name for row in few.shown.rows for name in (row.entry.label, row.entry.marked, row.entry.in_table)}
+    names = {
+        name for row in few.shown.rows for name in (row.entry.label, row.entry.marked_in_table, row.entry.in_table)
+    }
     rows = [row for row in chart.rows if row[at] in names]
     if len(rows) == len(chart.rows):
         return chart

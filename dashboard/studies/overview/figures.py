@@ -188,6 +188,7 @@ def curve(row: Row, points: Points, origin: float | None = None, buckets: int = 
         means=None if thinned is None else Means.of(points["value"], thinned),
         run=row.run.pk,
         baseline=row.entry.baseline,
+        in_table=row.entry.marked_in_table,
     )
 
 
