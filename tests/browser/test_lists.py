@@ -325,6 +325,28 @@ def test_draining_is_said_before_and_keeps_new_runs_away(
     yard.wait_state(client, waits, "succeeded")
 
 
+@pytest.mark.usefixtures("stocked")
+def test_on_a_phone_the_filters_open_below_the_search(window: Callable[..., Page], session: Any) -> None:
+    """They took the first screen of the list, which began below it."""
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto("/runs/")
+    more, owner = page.get_by_role("button", name="Filters"), page.get_by_label("Owner")
+    expect(page.get_by_label("Search")).to_be_visible()
+    expect(owner).to_be_hidden()
+    more.click()
+    expect(owner).to_be_visible()
+    expect(more).to_have_attribute("aria-expanded", "true")
+    owner.select_option("admin")
+    page.wait_for_url(re.compile("owner=admin"))
+    page.reload()
+    expect(owner, "one that is in use is in sight").to_be_visible()
+    more.click()
+    expect(owner).to_be_hidden()
+    page.set_viewport_size({"width": 1440, "height": 900})
+    expect(owner).to_be_visible()
+    expect(more).to_be_hidden()
+
+
 @pytest.mark.full
 def test_no_page_of_a_live_run_scrolls_sideways_on_a_phone(
     window: Callable[..., Page],

@@ -32,6 +32,12 @@ class Filters:
     created_before: datetime | None = None
     sort: str = "-id"
 
+    @property
+    def narrowed(self) -> bool:
+        """Whether anything but `q` and `study` leaves runs out."""
+        found = (self.states, self.owner, self.strategy, self.tag, self.created_after, self.created_before)
+        return any(found)
+
 
 SORTS = {
     "id": "pk",

@@ -6,6 +6,7 @@ import { subscribe } from "./stream.js";
 
 const results = document.querySelector("#results");
 const changed = document.querySelector("#list-changed");
+const filters = document.querySelector("#filters");
 const GAP_MS = 250; // least interval between fetches
 const list = new Paced();
 let replacing = false; // whether the next answer becomes the list as a whole, as the user asked
@@ -131,3 +132,7 @@ results.addEventListener("htmx:afterSwap", () => {
 document.body.addEventListener("htmx:afterSettle", count);
 count();
 subscribe("runs", (what) => list.soon(refresh, GAP_MS, isUrgent(what)));
+
+// On a phone all filters but the search are folded away (CSS), unless one of them is in use.
+const more = filters.querySelector(".more-filters");
+more.addEventListener("click", () => more.setAttribute("aria-expanded", String(filters.toggleAttribute("data-open"))));
