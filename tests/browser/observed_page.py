@@ -4,12 +4,13 @@ recorded and judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from axe_playwright_python.base import AXE_SCRIPT
-from playwright.sync_api import ConsoleMessage, Page, ViewportSize
+from playwright.sync_api import ConsoleMessage, Page, Route, ViewportSize
 
 from tests.yard_process import tiny, wait_for
 
@@ -161,6 +162,18 @@ def mark(page: Page) -> None:
 
 def same_page(page: Page) -> bool:
     return bool(page.evaluate("() => window.notReloaded === true"))
+
+
+def late_htmx(page: Page) -> Callable[[], None]:
+    """Holds htmx back, as a slow connection does; returns what lets it come."""
+    held: list[Route] = []
+    page.route(re.compile(r"/htmx[^/]*\.js"), lambda route: held.append(route))  # Playwright sets an attribute on it
+
+    def come() -> None:
+        for route in held:
+            route.continue_()
+
+    return come
 
 
 def drawn(page: Page, keys: Iterable[str]) -> None:

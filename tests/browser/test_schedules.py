@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import PHONE, WIDE, until
+from tests.browser.observed_page import PHONE, WIDE, late_htmx, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -41,13 +41,11 @@ def test_changes_are_simulated_and_the_slider_steps(window: Callable[..., Page],
 
 def test_what_was_chosen_before_the_scripts_had_come_is_simulated(page: Page) -> None:
     """Its form listens to `input`, where those of runs and studies listen to `change`, too."""
-    held: list[Route] = []
-    page.route(re.compile(r"/htmx[^/]*\.js"), lambda route: held.append(route))  # Playwright sets an attribute on it
+    come = late_htmx(page)
     page.goto("/schedules/", wait_until="commit")
     page.locator("#f-b").select_option("zb-h1")
     expect(page.locator("#verdict")).to_contain_text("1F1B and GPipe")
-    for route in held:
-        route.continue_()
+    come()
     expect(page.locator("#verdict")).to_contain_text("ZB-H1 is 1.22 times as fast")
 
 

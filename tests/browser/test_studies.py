@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import PHONE, RUN_MS, Troubles, endless, mark, same_page
+from tests.browser.observed_page import PHONE, RUN_MS, Troubles, endless, late_htmx, mark, same_page
 from tests.yard_process import YardProcess, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -129,13 +129,11 @@ def test_a_run_is_swept_over_two_fields_from_its_page(page: Page, stocked: dict[
 
 def test_what_was_chosen_before_the_scripts_had_come_counts(page: Page) -> None:
     """On a slow connection the form can be read and filled before anything listens to it."""
-    held: list[Route] = []
-    page.route(re.compile(r"/htmx[^/]*\.js"), lambda route: held.append(route))  # Playwright sets an attribute on it
+    come = late_htmx(page)
     page.goto("/studies/new/?kind=sweep", wait_until="commit")
     page.get_by_label("Crossed with").select_option("train.seed")
     expect(page.get_by_label("Its values")).to_have_value("")
-    for route in held:
-        route.continue_()
+    come()
     expect(page.get_by_label("Its values")).to_have_value("1, 2, 4, 8")
 
 
