@@ -155,8 +155,7 @@ class Home:
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
-            why = f"The data folder {self.path} cannot be used: {error.strerror}."
-            raise SystemExit(f"{why} Set {PREFIX}HOME to one that can.") from None
+            raise self._unusable(error) from None
         now = self.path.stat()
         shared = now.st_mode & stat.S_ISVTX  # such as /tmp, which others use too
         if now.st_uid == os.geteuid() and now.st_mode & 0o077 and not shared:
@@ -201,12 +200,19 @@ class Home:
 
     def lacks(self, command: str, given: Mapping[str, str] = os.environ) -> str:
         """Why `./run password` or `./run compact` has nothing to tell or to do before the first `./run`; '' after that,
-        and of any other command."""
-        if command == "password" and not self.password_file.exists():
-            return "No sign-in yet: it is made at the first ./run."
-        if command == "compact" and not (self.database.exists() or given.get(f"{PREFIX}DATABASE_URL")):
-            return f"There is no yard in {self.path}: it is made at the first ./run."
+        and of any other command. Raises SystemExit where the folder may not be looked into, as another user's."""
+        try:
+            if command == "password" and not self.password_file.exists():
+                return "No sign-in yet: it is made at the first ./run."
+            if command == "compact" and not (self.database.exists() or given.get(f"{PREFIX}DATABASE_URL")):
+                return f"There is no yard in {self.path}: it is made at the first ./run."
+        except OSError as error:
+            raise self._unusable(error) from None
         return ""
+
+    def _unusable(self, error: OSError) -> SystemExit:
+        why = f"The data folder {self.path} cannot be used: {error.strerror}."
+        return SystemExit(f"{why} Set {PREFIX}HOME to one that can.")
 
     def admin_password(self) -> str:
         return self.secret(self.password_file.name)

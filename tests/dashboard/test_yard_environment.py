@@ -73,6 +73,13 @@ def test_a_folder_that_cannot_be_made_is_told_in_a_line(command: str, tmp_path: 
     assert done.stderr.strip() == said
 
 
+@pytest.mark.parametrize("command", ["password", "compact"])
+def test_a_folder_that_cannot_be_looked_into_is_told_in_a_line_too(command: str) -> None:
+    """As another user's; here because the path is too long, which root may not look at either."""
+    with pytest.raises(SystemExit, match=r"cannot be used: .+\. Set TRAINYARD_HOME to one that can\."):
+        Home(Path("h" * 300)).lacks(command, {})
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("url", "said"),
