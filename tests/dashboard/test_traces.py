@@ -6,6 +6,7 @@ import gzip
 import html
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -70,6 +71,11 @@ def test_a_job_of_two_ranks_is_uploaded_read_and_shown(member: Client, real: lis
         len(np.frombuffer(row.data, SPAN)) for row in TraceSpans.objects.filter(step=2)
     )
     assert "Certain: " in text
+    trace.ranks["0"]["raw"] = 1234567
+    trace.save()
+    text = plain(member.get(f"/traces/{trace.pk}/").content.decode())
+    (above, below) = re.findall(r"([0-9]+(?:.[0-9]{3})+) CPU operations", text)
+    assert above == below, "digits are grouped alike at the head and below the largest"
     assert member.get(f"/traces/{trace.pk}/?step=3").context["step"] == 3
     assert "Two ranks" in (listed := member.get("/traces/").content.decode()) and '<td class="whole"><time' in listed
 
