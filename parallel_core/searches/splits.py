@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
-from parallel_core.outline.splits import IN_WORDS
+from pydantic import ValidationError
+
+from parallel_core.outline.splits import IN_WORDS, Cut, cut_fields
 from parallel_core.plan.fleet import splits
 from parallel_core.profile.curves import HostName, LinksBetween
 from parallel_core.profile.table import CostTable
@@ -110,10 +113,21 @@ def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer
     return Answer(
         able=tuple(able),
         refused=tuple((count, why) for why, count in reasons),
-        untimed=_untimed(question.table, question.devices),
+        untimed=_untimed(question.spec, question.table, question.devices),
     )
 
 
-def _untimed(table: CostTable, devices: int) -> tuple[str, ...]:
-    known = {cut for tp, _, cut in table.conditions if 1 < tp <= devices}
-    return tuple(words for cut, words in IN_WORDS.items() if known and cut not in known)
+def _untimed(spec: RunSpec, table: CostTable, devices: int) -> tuple[str, ...]:
+    """Words for the ways in which groups could be split that the table, which has times of others, has none of."""
+    sizes = {tp for tp, _, _ in table.conditions if 1 < tp <= devices}
+    known = {cut for tp, _, cut in table.conditions if tp in sizes}
+    return tuple(
+        words for cut, words in IN_WORDS.items() if cut not in known and any(_divides(spec, tp, cut) for tp in sizes)
+    )
+
+
+def _divides(spec: RunSpec, tp: int, cut: Cut) -> bool:
+    """Whether the model can be split over `tp` ranks in this way."""
+    with suppress(ValidationError):
+        return bool(RunSpec.model_validate(spec.model_dump() | {"parallel": {"tp": tp, **cut_fields(cut)}}))
+    return False

@@ -230,3 +230,14 @@ def test_a_mistake_of_ours_is_no_refusal(monkeypatch: pytest.MonkeyPatch, wrong:
         with pytest.raises(ValidationError):
             work("bubbles", '{"model": "1.5B"}', lines.append)
     assert not lines
+
+
+def test_what_was_not_timed_is_named_where_the_model_can_be_split_so() -> None:
+    """Of 5 x 15 rows, which two ranks cannot share, it was said that the profile did not time that."""
+    model = MODEL.model_dump() | {"seq": 15}
+    odd = RunSpec.model_validate({"model": model, "train": {"global_batch": 5}})
+    questions = [splits_kind.Question(spec=spec, table=table(spec.model), devices=2) for spec in (SPEC, odd)]
+    assert [splits_kind.answer(each).untimed for each in questions] == [
+        (" by columns", " with sequence parallelism"),
+        (" by columns",),
+    ]
