@@ -65,7 +65,8 @@ def test_what_was_typed_outlives_an_answer_that_is_an_error(
     said = page.get_by_role("status")
     expect(said).to_contain_text(f"{fate} What you typed is kept in this tab")
     page.goto("/runs/")  # to look there first
-    page.goto("/runs/new/?preset=pp2")
+    with page.expect_request(lambda asked: asked.method == "POST"):
+        page.goto("/runs/new/?preset=pp2")  # what depends on the values is asked for anew
     expect(said.filter(has_text=f"{fate} What you had typed is back")).to_be_visible()
     expect(page.get_by_label("Name", exact=True)).to_have_value("typed before it broke")
     page.goto("/runs/new/?preset=pp2")

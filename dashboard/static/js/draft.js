@@ -59,8 +59,6 @@ function fill(form, draft) {
     else if (own.length) [input.value] = own;
   }
   form.before(notice(...fate(draft), " What you had typed is back; choose files again."));
-  // Parts that depend on the values are requested again, after htmx, whose script runs after this one, is listening.
-  window.addEventListener("load", () => form.dispatchEvent(new Event("change", { bubbles: true })));
 }
 
 /* Keeps the draft until its form is opened again, and says so: not again on later pages, which are about something else. */

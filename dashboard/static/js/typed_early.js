@@ -1,5 +1,5 @@
 // Asks anew for the parts of a page that depend on a form in which something was typed before htmx was listening, as on
-// a slow connection, or which the browser has filled again, as after a reload.
+// a slow connection, or which was filled again: by the browser, as after a reload, or from a draft (draft.js).
 // Without this file those parts are about the values as sent until the next change.
 
 import { changed } from "./changed.js";
